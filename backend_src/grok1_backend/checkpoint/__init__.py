@@ -1,0 +1,1 @@
+"""The on-disk formats: the released checkpoint's pickles and sharded safetensors."""

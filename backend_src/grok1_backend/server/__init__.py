@@ -1,0 +1,1 @@
+"""Starts a local tritonserver on a model repository, for development and tests."""

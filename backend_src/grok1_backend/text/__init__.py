@@ -1,0 +1,1 @@
+"""Tokenizer, byte-exact detokenizer and stop strings. Knows nothing of JAX or Triton."""
