@@ -1,0 +1,142 @@
+"""int8 weights as released, and the views by which a scan over layers reads stacked weights.
+
+A weight is int8 `[..., K, N]` with scales `[..., G, N]`: row k of the float weight is
+`weight[k] * scales[k // (K / G)]`. Weights stay int8 in memory; a product converts tiles of at
+most `TILE_BYTES` and applies the scales to float32 partial sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+TILE_BYTES = 4 * 2**20
+"""The largest float copy of a part of an int8 weight that a product makes."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class QuantizedWeight8bit:
+    """An int8 weight and its scales."""
+
+    weight: jax.Array  # [..., K, N] int8
+    scales: jax.Array  # [..., G, N] float32 or bfloat16
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight that this stands for."""
+        return tuple(self.weight.shape)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.weight.dtype
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerSlice:
+    """One layer of a weight stacked over layers, without copying it out of the stack.
+
+    Stands where Haiku expects a parameter: it has the shape and dtype of one layer's.
+    """
+
+    stack: jax.Array | QuantizedWeight8bit  # [layers, ...]
+    layer: jax.Array  # [] int32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.stack.shape[1:])
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.stack.dtype
+
+
+Weight: TypeAlias = jax.Array | QuantizedWeight8bit | LayerSlice
+
+
+def value(weight: Weight) -> jax.Array:
+    """A small float parameter itself (norm scales, router): never an expert or a projection."""
+    stack = weight.stack if isinstance(weight, LayerSlice) else weight
+    if isinstance(stack, QuantizedWeight8bit):
+        raise TypeError(f"a float parameter expected, found int8 of shape {weight.shape}")
+    if isinstance(weight, LayerSlice):
+        return jax.lax.dynamic_index_in_dim(stack, weight.layer, keepdims=False)
+    return jnp.asarray(stack)
+
+
+def matmul(x: jax.Array, weight: Weight, index: jax.Array | None = None) -> jax.Array:
+    """Multiplies by a weight, or by one matrix of a stack of them.
+
+    Args:
+      x: [rows, K] float.
+      weight: [K, N], or [experts, K, N] with `index`.
+      index: [] int32, which expert.
+
+    Returns:
+      [rows, N] float32.
+    """
+    stack: jax.Array | QuantizedWeight8bit
+    prefix: tuple[jax.Array, ...] = () if index is None else (index,)
+    if isinstance(weight, LayerSlice):
+        stack, prefix = weight.stack, (weight.layer, *prefix)
+    else:
+        stack = weight
+    if isinstance(stack, QuantizedWeight8bit):
+        return _quantized_matmul(x, stack, prefix)
+    matrix = _slice(stack, prefix, 0, stack.shape[-2])
+    return jnp.dot(x, matrix.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def _slice(
+    stack: jax.Array, prefix: tuple[jax.Array, ...], row: jax.Array | int, rows: int
+) -> jax.Array:
+    """Rows `row` to `row + rows` of the matrix that `prefix` picks: [rows, N]."""
+    sizes = (1,) * len(prefix) + (rows, stack.shape[-1])
+    return jax.lax.dynamic_slice(stack, (*prefix, row, 0), sizes).reshape(sizes[-2:])
+
+
+def tile_rows(rows: int, columns: int) -> int:
+    """The largest divisor of `rows` such that so many float32 rows fit in `TILE_BYTES`."""
+    most = max(1, TILE_BYTES // (4 * columns))
+    return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
+
+
+def _quantized_matmul(
+    x: jax.Array, stack: QuantizedWeight8bit, prefix: tuple[jax.Array, ...]
+) -> jax.Array:
+    rows, columns = stack.shape[-2:]
+    group = rows // stack.scales.shape[-2]
+    tile = tile_rows(group, columns)
+
+    def product(i: jax.Array | int) -> jax.Array:
+        weight = _slice(stack.weight, prefix, i * tile, tile).astype(x.dtype)
+        # Without the barrier the conversion is fused into the product, which on CPU then runs
+        # as a scalar loop, some 20 times slower.
+        weight = jax.lax.optimization_barrier(weight)
+        part = jax.lax.dynamic_slice_in_dim(x, i * tile, tile, axis=1)
+        scales = _slice(stack.scales, prefix, i * tile // group, 1)
+        return jnp.dot(part, weight, preferred_element_type=jnp.float32) * scales.astype(
+            jnp.float32
+        )
+
+    if tile == rows:
+        return product(0)
+    start = jnp.zeros((x.shape[0], columns), jnp.float32)
+    return jax.lax.fori_loop(0, rows // tile, lambda i, sums: sums + product(i), start)
+
+
+def quantize(weight: jax.Array, groups: int = 1) -> QuantizedWeight8bit:
+    """Rounds a float weight [..., K, N] to int8 with bfloat16 scales [..., groups, N].
+
+    The scale of a group is its largest magnitude over 127, as in the released checkpoint.
+    """
+    *lead, rows, columns = weight.shape
+    grouped = weight.astype(jnp.float32).reshape(*lead, groups, rows // groups, columns)
+    scales = (jnp.max(jnp.abs(grouped), axis=-2) / 127).astype(jnp.bfloat16)
+    divisor = jnp.where(scales == 0, 1, scales).astype(jnp.float32)[..., None, :]
+    quantized = jnp.clip(jnp.round(grouped / divisor), -127, 127).astype(jnp.int8)
+    return QuantizedWeight8bit(quantized.reshape(weight.shape), scales)
