@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 TILE_BYTES = 4 * 2**20
 """The largest float copy of a part of an int8 weight that a product makes."""
@@ -31,7 +32,7 @@ class QuantizedWeight8bit:
         return tuple(self.weight.shape)
 
     @property
-    def dtype(self) -> jnp.dtype:
+    def dtype(self) -> DTypeLike:
         return self.weight.dtype
 
 
@@ -51,7 +52,7 @@ class LayerSlice:
         return tuple(self.stack.shape[1:])
 
     @property
-    def dtype(self) -> jnp.dtype:
+    def dtype(self) -> DTypeLike:
         return self.stack.dtype
 
 

@@ -7,6 +7,7 @@ import functools
 import haiku as hk
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from grok1_backend.model.attention import Attend, MultiHeadAttention, attend_causal
 from grok1_backend.model.config import GrokConfig
@@ -95,7 +96,7 @@ class LanguageModel(hk.Module):
 
     # Haiku names what a method creates after the method, but for __call__.
     @hk.name_like("__call__")
-    def encode(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    def encode(self, tokens: jax.Array, dtype: DTypeLike) -> jax.Array:
         """[...] int32 -> the residual stream [..., emb_size] in `dtype`."""
         embedded = self._embed(tokens).astype(dtype)
         return embedded * jnp.asarray(self.config.embedding_multiplier_scale, dtype)
@@ -110,7 +111,7 @@ class LanguageModel(hk.Module):
 def forward(
     tokens: jax.Array,
     config: GrokConfig,
-    dtype: jnp.dtype = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     experts: Experts = chosen_experts,
 ) -> tuple[jax.Array, list[Routing]]:
     """The whole model over whole sequences: for `hk.transform` (training, names, reference).
