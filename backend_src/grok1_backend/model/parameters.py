@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from grok1_backend.model.config import GrokConfig
+from grok1_backend.model.partition import (
+    Layout,
+    layout,
+    model_shards,
+    scales_layout,
+    stack_sharding,
+)
 from grok1_backend.model.quantization import QuantizedWeight8bit
 from grok1_backend.model.transformer import forward
 
@@ -74,3 +84,45 @@ def init_parameters(config: GrokConfig, seed: int) -> dict[str, jax.Array]:
         for module, entries in modules.items()
         for entry, leaf in entries.items()
     }
+
+
+def place_parameters(named: Mapping[str, Any], config: GrokConfig, mesh: Mesh) -> Parameters:
+    """Stacks parameters that are in host memory and puts them on a mesh.
+
+    Args:
+      named: leaf name to array, or to `QuantizedWeight8bit` of arrays.
+    """
+    shards = model_shards(mesh)
+    stacks: dict[str, list[Leaf]] = {}
+    for leaf in leaves(config):
+        stacks.setdefault(leaf.stack, []).append(leaf)
+
+    def place(
+        group: list[Leaf], part: Callable[[Any], Any], lay: Callable[..., Layout]
+    ) -> jax.Array:
+        group = sorted(group, key=lambda leaf: leaf.layer or 0)
+        arrays = [np.asarray(part(named[leaf.name])) for leaf in group]
+        cut = lay(group[0].stack, arrays[0].shape, config, shards)
+        sharding = stack_sharding(mesh, group[0].stack)
+        stacked = group[0].layer is not None
+
+        def local(index: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
+            axis = None if cut.axis is None else cut.axis + stacked
+            size = 1 if cut.axis is None else cut.global_shape[cut.axis] // shards
+            shard = 0 if axis is None or index is None else (index[axis].start or 0) // size
+            pieces = [array[cut.slices(shard)] for array in arrays]
+            return np.stack(pieces) if stacked else pieces[0]
+
+        shape = (len(group), *cut.global_shape) if stacked else cut.global_shape
+        return jax.make_array_from_callback(shape, sharding, local)
+
+    placed: Parameters = {}
+    for stack, group in stacks.items():
+        if isinstance(named[group[0].name], QuantizedWeight8bit):
+            placed[stack] = QuantizedWeight8bit(
+                place(group, lambda weight: weight.weight, layout),
+                place(group, lambda weight: weight.scales, scales_layout),
+            )
+        else:
+            placed[stack] = place(group, lambda array: array, layout)
+    return placed

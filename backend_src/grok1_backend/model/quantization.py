@@ -120,14 +120,14 @@ def _quantized_matmul(
         weight = jax.lax.optimization_barrier(weight)
         part = jax.lax.dynamic_slice_in_dim(x, i * tile, tile, axis=1)
         scales = _slice(stack.scales, prefix, i * tile // group, 1)
-        return jnp.dot(part, weight, preferred_element_type=jnp.float32) * scales.astype(
-            jnp.float32
-        )
+        sums = jnp.dot(part, weight, preferred_element_type=jnp.float32)
+        return sums * scales.astype(jnp.float32)
 
     if tile == rows:
         return product(0)
     start = jnp.zeros((x.shape[0], columns), jnp.float32)
-    return jax.lax.fori_loop(0, rows // tile, lambda i, sums: sums + product(i), start)
+    total: jax.Array = jax.lax.fori_loop(0, rows // tile, lambda i, sums: sums + product(i), start)
+    return total
 
 
 def quantize(weight: jax.Array, groups: int = 1) -> QuantizedWeight8bit:
