@@ -1,0 +1,59 @@
+"""The command line `grok1-backend`: one row of a table for each subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grok1_backend.server.options import LaunchError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand; `module` has `add_arguments(parser)` and `run(arguments)`.
+
+    The module is imported only when its subcommand is used, so that none pays for another's
+    imports. For what the user can put right, `run` raises one of `USER_ERRORS`.
+    """
+
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS = (
+    Command("serve", "grok1_backend.server.serve", "start a local tritonserver and ask it once"),
+)
+
+USER_ERRORS = (LaunchError,)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand; returns the exit code: 0, or 1 after one sentence on stderr."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="grok1-backend",
+        description="Grok-1-architecture language models on NVIDIA Triton Inference Server.",
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name, help=command.summary, description=command.summary.capitalize() + "."
+        )
+        if argv[:1] == [command.name]:
+            importlib.import_module(command.module).add_arguments(subparser)
+    arguments = parser.parse_args(argv)
+    try:
+        module = next(item.module for item in COMMANDS if item.name == arguments.command)
+        importlib.import_module(module).run(arguments)
+    except USER_ERRORS as error:
+        print(f"grok1-backend: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The real server that the tests of a session share, and what they reach it by."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grok1_backend.server import ServerOptions, TritonServer
+from grok1_backend.server.options import free_ports
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """The project's models on the embedded weights: started on first use, one for all tests."""
+    # Kept between sessions; the server's log goes with the session's other files.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+    http_port, grpc_port, metrics_port = free_ports(3)
+    options = ServerOptions(
+        model_repositories=(ROOT / "model_repository",),
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        cache_dir=tmp_path_factory.mktemp("server"),
+    )
+    with TritonServer(options, start_timeout=900) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def grpc_url(server: TritonServer) -> str:
+    """The server's gRPC interface, as tritonclient wants it: `host:port`."""
+    return server.options.grpc_url
+
+
+@pytest.fixture(scope="session")
+def http_url(server: TritonServer) -> str:
+    """The server's HTTP interface: `http://host:port`."""
+    return server.options.http_url
+
+
+@pytest.fixture(scope="session")
+def metrics_url(server: TritonServer) -> str:
+    """The page of the server's Prometheus metrics."""
+    return server.options.metrics_url
+
+
+@pytest.fixture(scope="session")
+def perf_analyzer() -> str:
+    """The command of Triton's load generator."""
+    command = Path(sys.prefix) / "bin" / "perf_analyzer"
+    if not command.exists():
+        pytest.fail(f"no {command}: run tests/tools/install_perf_analyzer.py, or `make test`")
+    return str(command)
