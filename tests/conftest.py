@@ -15,6 +15,13 @@ from grok1_backend.server.options import free_ports
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that start a server: `-m 'not server'` leaves them out."""
+    for item in items:
+        if {"server", "launch"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("server")
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """The project's models on the embedded weights: started on first use, one for all tests."""
