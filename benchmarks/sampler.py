@@ -1,0 +1,98 @@
+"""What the sampler costs at 8 rows of 131072 tokens: plain and full sampling over greedy.
+
+The three take turns in one run, so that whatever else the machine does falls on all alike.
+`full` has every edit and filter on in each row. Its thresholds lie among the best tokens, as they
+do for a trained model; `full, flat` has logits so flat that they do not.
+
+    python benchmarks/sampler.py [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grok1_backend.engine.decode_state import DecodeState, initial_state, slot_start, start_slot
+from grok1_backend.engine.requests import SamplingParams
+from grok1_backend.engine.sampler import Variant, sample
+
+ROWS, VOCABULARY, CONTEXT = 8, 131072, 8192
+
+SETTINGS = {
+    Variant.GREEDY: SamplingParams(temperature=0.0),
+    Variant.PLAIN: SamplingParams(temperature=0.8),
+    Variant.FULL: SamplingParams(
+        temperature=0.8,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        min_tokens=8,
+        end_ids=(2,),
+        bad_words=((5, 6), (7,)),
+        logit_bias=((11, 1.0),),
+    ),
+}
+
+
+def started(params: SamplingParams) -> DecodeState:
+    """A state whose slots all run a request with these settings after 100 tokens of prompt."""
+    state = initial_state(ROWS, VOCABULARY)
+    history = np.arange(100, dtype=np.int32)
+    for slot in range(ROWS):
+        request = SamplingParams(**{**vars(params), "seed": slot})
+        start = slot_start(request, history, 100, vocab_size=VOCABULARY, context_length=CONTEXT)
+        state = jax.jit(start_slot, donate_argnums=0)(state, np.int32(slot), start)
+    return state
+
+
+def stepper(variant: Variant, params: SamplingParams, logits: jax.Array) -> Callable[[], float]:
+    """A function that runs one step and returns its seconds."""
+    step = jax.jit(functools.partial(sample, variant=variant), donate_argnums=0)
+    slots, advance = jnp.arange(ROWS), jnp.ones(ROWS, bool)
+    state = started(params)
+
+    def run() -> float:
+        nonlocal state
+        begin = time.perf_counter()
+        state, output = jax.block_until_ready(step(state, logits, slots, advance))
+        return time.perf_counter() - begin
+
+    run()  # compiles
+    return run
+
+
+def main() -> None:
+    """Prints milliseconds and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    rounds = parser.parse_args().rounds
+    noise = np.random.default_rng(0).normal(size=(ROWS, VOCABULARY)).astype(np.float32)
+    peaked, flat = jnp.asarray(3.0 * noise), jnp.asarray(0.3 * noise)
+    steps = {
+        "greedy": stepper(Variant.GREEDY, SETTINGS[Variant.GREEDY], peaked),
+        "plain": stepper(Variant.PLAIN, SETTINGS[Variant.PLAIN], peaked),
+        "full": stepper(Variant.FULL, SETTINGS[Variant.FULL], peaked),
+        "full, flat": stepper(Variant.FULL, SamplingParams(top_k=60_000, top_p=0.9), flat),
+    }
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, run in steps.items():
+            times[name].append(run())
+    greedy = statistics.median(times["greedy"])
+    for name, seconds in times.items():
+        median = statistics.median(seconds)
+        print(f"{name:12s} {median * 1e3:8.2f} ms  {median / greedy:6.2f} x greedy")
+
+
+if __name__ == "__main__":
+    main()
