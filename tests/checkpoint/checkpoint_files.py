@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,19 @@ import numpy as np
 import pytest
 
 from grok1_backend.checkpoint.arrays import Array, ArrayRef, LeafRef
+from grok1_backend.model.config import GrokConfig
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden"
 GOLDEN_CHECKPOINTS = ("ckpt-0", "q8g2/ckpt-0")
 
 needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no ../shared/golden here")
+
+
+def golden_config() -> GrokConfig:
+    """Of the golden checkpoints."""
+    values = json.loads((GOLDEN / "config.json").read_text())
+    known = {field.name for field in dataclasses.fields(GrokConfig)}
+    return GrokConfig(**{name: value for name, value in values.items() if name in known})
 
 
 def golden_names(checkpoint: str) -> list[str]:
