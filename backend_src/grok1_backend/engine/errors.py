@@ -1,4 +1,4 @@
-"""The errors a caller of the engine can meet. Each message names the field, the value and the limit."""
+"""The errors a caller of the engine can meet; a message names the field, the value, the limit."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least min_p times as likely as the most likely one."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output (CTRL, 2019)."""
+    """Divides positive, multiplies negative logits of tokens in prompt or output (CTRL, 2019)."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of each token already in the output."""
     frequency_penalty: float = 0.0

@@ -10,6 +10,9 @@ from typing import Any
 
 from grok1_backend.settings import from_table
 
+TABLES = ("model", "runner", "engine")
+"""What a config file may hold: the architecture, the device side, the host side."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GrokConfig:
@@ -91,7 +94,7 @@ def config_path(name_or_path: str | Path) -> Path:
 
 
 def read_tables(name_or_path: str | Path) -> dict[str, dict[str, Any]]:
-    """The tables of a config file: `model` and, optionally, `engine`.
+    """The tables of a config file: `model` and, optionally, `runner` and `engine`.
 
     Raises:
       ValueError: a table that is unknown or missing, or a file that is not TOML.
@@ -102,8 +105,9 @@ def read_tables(name_or_path: str | Path) -> dict[str, dict[str, Any]]:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from error
     for name in tables:
-        if name not in ("model", "engine"):
-            raise ValueError(f"{path}: unknown table [{name}]: [model] and [engine] are known")
+        if name not in TABLES:
+            known = ", ".join(f"[{table}]" for table in TABLES)
+            raise ValueError(f"{path}: unknown table [{name}]; known are {known}")
     if "model" not in tables:
         raise ValueError(f"{path}: the table [model] is missing")
     return tables

@@ -58,7 +58,8 @@ def _nested(parameters: dict[str, Any], prefix: str) -> dict[str, dict[str, Any]
 
 def _apply(function: Callable[[jax.Array], jax.Array], parameters: Any, x: jax.Array) -> jax.Array:
     """Runs a function of Haiku modules on parameters."""
-    result: jax.Array = hk.without_apply_rng(hk.transform(function)).apply(parameters, x)
+    transformed: Any = hk.transform(function)
+    result: jax.Array = transformed.apply(parameters, None, x)
     return result
 
 
@@ -170,11 +171,24 @@ def on_mesh(
     return sharded
 
 
-def create_pool(
+def pool_creator(
     config: GrokConfig, mesh: Mesh, num_pages: int, page_size: int, dtype: DTypeLike
-) -> KVPool:
-    """An empty pool of `num_pages` pages in all, KV heads over `model`, pages over `data`."""
+) -> Callable[[], KVPool]:
+    """Compiles a function that makes an empty pool.
+
+    Args:
+      num_pages: pages in all; over a `data` axis each row of devices has its share.
+
+    Returns:
+      A function that allocates: KV heads over `model`, pages over `data`.
+    """
     kv_heads = max(config.num_kv_heads, model_shards(mesh))
     shape = (config.num_layers, num_pages, page_size, kv_heads, config.key_size)
-    zeros = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=NamedSharding(mesh, POOL_SPEC))
-    return KVPool(zeros(), zeros())
+
+    def create() -> KVPool:
+        return KVPool(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    compiled: Callable[[], KVPool] = (
+        jax.jit(create, out_shardings=NamedSharding(mesh, POOL_SPEC)).lower().compile()
+    )
+    return compiled

@@ -1,0 +1,116 @@
+"""Assembles an engine from a model directory: `config.toml`, a checkpoint, `tokenizer.model`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import jax
+
+from grok1_backend.checkpoint.loading import load_parameters
+from grok1_backend.checkpoint.progress import ProgressLog
+from grok1_backend.engine.engine import Engine
+from grok1_backend.engine.runner import ModelRunner, Progress
+from grok1_backend.engine.runner_settings import RunnerSettings
+from grok1_backend.engine.settings import EngineSettings
+from grok1_backend.engine.stats import Observer
+from grok1_backend.model.config import GrokConfig, read_tables
+from grok1_backend.model.partition import create_mesh
+from grok1_backend.settings import from_table
+from grok1_backend.text.tokenizer import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.model"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelDirectory:
+    """What a model directory says, before anything large is loaded."""
+
+    path: Path
+    config: GrokConfig
+    runner: RunnerSettings
+    engine: EngineSettings
+
+    @classmethod
+    def read(cls, path: str | Path, *, num_slots: int | None = None) -> ModelDirectory:
+        """Reads `config.toml`.
+
+        Args:
+          num_slots: in place of the file's.
+
+        Raises:
+          FileNotFoundError: no such file.
+          ValueError: a field is unknown, missing or out of its limits.
+        """
+        path = Path(path)
+        tables = read_tables(path)
+        runner = from_table(RunnerSettings, tables.get("runner", {}), where="[runner]")
+        return cls(
+            path=path,
+            config=from_table(GrokConfig, tables["model"], where="[model]"),
+            runner=runner if num_slots is None else runner.with_slots(num_slots),
+            engine=from_table(EngineSettings, tables.get("engine", {}), where="[engine]"),
+        )
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer beside the checkpoint, if there is one."""
+        file = self.path / TOKENIZER_FILE
+        return Tokenizer(file) if file.is_file() else None
+
+
+def build_runner(directory: ModelDirectory, progress: Progress) -> ModelRunner:
+    """Loads the checkpoint onto the visible devices and compiles every bucket.
+
+    Raises:
+      CheckpointError: the checkpoint does not fit the config.
+      ValueError: the model does not divide over the devices, or there are too few.
+    """
+    _keep_compiled_programs()
+    settings = directory.runner
+    shards = settings.model_shards or len(jax.devices())
+    mesh = create_mesh((1, shards))
+    parameters = load_parameters(
+        directory.path, directory.config, mesh, ProgressLog("loading parameters", progress)
+    )
+    return ModelRunner(directory.config, parameters, mesh, settings, progress)
+
+
+def build_engine(
+    path: str | Path,
+    *,
+    num_slots: int | None = None,
+    observer: Observer | None = None,
+    progress: Progress = print,
+) -> Engine:
+    """Loads a model directory, compiles every bucket and starts the scheduler thread.
+
+    Args:
+      path: the model directory.
+      num_slots: in place of the config's.
+      observer: told of each request's moments, for metrics.
+      progress: told a line about each thing that is done.
+
+    Raises:
+      as `ModelDirectory.read` and `build_runner`.
+    """
+    directory = ModelDirectory.read(path, num_slots=num_slots)
+    tokenizer = directory.tokenizer()
+    runner = build_runner(directory, progress)
+    return Engine(
+        runner,
+        end_ids=(directory.config.eos_token,),
+        token_bytes=tokenizer.token_bytes if tokenizer else None,
+        settings=directory.engine,
+        observer=observer,
+    )
+
+
+def _keep_compiled_programs() -> None:
+    """Persists every executable, however quickly it compiled, so that a second start is warm."""
+    default = Path.home() / ".cache" / "grok1-backend" / "jax"
+    jax.config.update(
+        "jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(default))
+    )
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
