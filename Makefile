@@ -86,6 +86,6 @@ $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "There is no $(PYTHON): Python 3.11 or 3.12 is needed, as in PYTHON=python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { \
-		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1): Python 3.11 or 3.12 is needed," \
+		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1 | head -n 1): Python 3.11 or 3.12 is needed," \
 		"as in PYTHON=python3.12." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
