@@ -81,7 +81,10 @@ class ScoreHandle(Protocol):
 
 
 class Runner(Protocol):
-    """The device side. Not thread-safe: only the scheduler thread calls it."""
+    """The device side. Not thread-safe: only the scheduler thread calls it.
+
+    A block table in a row is read before the call returns; the scheduler changes it afterwards.
+    """
 
     num_slots: int
     num_pages: int
@@ -123,4 +126,11 @@ class Runner(Protocol):
 
     def decode(self, rows: Sequence[DecodeRow]) -> StepHandle:
         """Dispatches one decode step of up to num_slots rows, each of another slot."""
+        ...
+
+    def recover(self) -> None:
+        """After a call or a result raised: makes the device state anew, every slot and page empty.
+
+        What was dispatched before is lost. Raises if the device cannot go on.
+        """
         ...
