@@ -64,7 +64,7 @@ def stepper(variant: Variant, params: SamplingParams, logits: jax.Array) -> Call
     def run() -> float:
         nonlocal state
         begin = time.perf_counter()
-        state, output = jax.block_until_ready(step(state, logits, slots, advance))
+        state, _ = jax.block_until_ready(step(state, logits, slots, advance))
         return time.perf_counter() - begin
 
     run()  # compiles

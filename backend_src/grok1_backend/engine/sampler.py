@@ -17,7 +17,7 @@ Definitions, where practice differs:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
@@ -55,11 +55,6 @@ class Variant(enum.IntEnum):
         if params.edits_logits or params.filters:
             return cls.FULL
         return cls.GREEDY if params.greedy else cls.PLAIN
-
-    @classmethod
-    def of_step(cls, rows: Iterable[Variant]) -> Variant:
-        """The least variant that serves all rows."""
-        return max(rows, default=cls.GREEDY)
 
 
 @jax.tree_util.register_dataclass
