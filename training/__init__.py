@@ -1,0 +1,1 @@
+"""Makes the embedded model: corpus, tokenizer, Kneser-Ney baseline, training (see README.md)."""
