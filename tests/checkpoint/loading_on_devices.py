@@ -7,6 +7,7 @@ Usage: loading_on_devices.py one | loading_on_devices.py two PORT PROCESS
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import ml_dtypes
 import numpy as np
 from checkpoint_files import GOLDEN, golden_arrays, golden_config
 
+from grok1_backend.checkpoint.convert import convert
 from grok1_backend.checkpoint.loading import RUN_BYTES, load_parameters
 from grok1_backend.model.parameters import leaves, place_parameters
 from grok1_backend.model.partition import create_mesh
@@ -43,12 +45,12 @@ def assert_same(loaded: jax.Array, expected: jax.Array) -> None:
         np.testing.assert_array_equal(np.asarray(here.data), np.asarray(there.data))
 
 
-def check(checkpoint: str, mesh: jax.sharding.Mesh, run_bytes: int) -> int:
+def check(checkpoint: str, mesh: jax.sharding.Mesh, run_bytes: int, folder: Path = GOLDEN) -> int:
     """Loads, compares, and returns the bytes that this process read."""
     config = golden_config()
     seen: list[tuple[int, int]] = []
     loaded = load_parameters(
-        GOLDEN / checkpoint,
+        folder / checkpoint,
         config,
         mesh,
         lambda *progress: seen.append(progress),
@@ -62,7 +64,10 @@ def check(checkpoint: str, mesh: jax.sharding.Mesh, run_bytes: int) -> int:
     return seen[-1][1]
 
 
-def one_process() -> None:
+def one_process(scratch: Path) -> None:
+    for checkpoint in ("ckpt-0", "q8g2/ckpt-0"):
+        convert(GOLDEN / checkpoint, scratch / checkpoint, golden_config())
+        check(checkpoint, create_mesh((1, 8)), RUN_BYTES, scratch)
     for data, model in [(1, 1), (1, 2), (1, 4), (1, 8), (2, 4)]:
         mesh = create_mesh((data, model))
         for checkpoint in ("ckpt-0", "q8g2/ckpt-0"):
@@ -83,7 +88,8 @@ def two_processes(port: str, process: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "one":
-        one_process()
+        with tempfile.TemporaryDirectory() as scratch:
+            one_process(Path(scratch))
     else:
         two_processes(sys.argv[2], int(sys.argv[3]))
     print("same", Path(__file__).name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from grok1_backend.checkpoint import released
+from grok1_backend.checkpoint import fast, released
 from grok1_backend.checkpoint.arrays import (
     BFLOAT16,
     FLOAT32,
@@ -32,14 +32,18 @@ def open_checkpoint(path: str | Path, config: GrokConfig) -> dict[str, LeafRef]:
         another shape or dtype than the config's; the message names file, expected and found.
     """
     directory = Path(path)
-    if released.is_released(directory / "ckpt-0"):
+    if (directory / "ckpt-0").is_dir():
         directory = directory / "ckpt-0"
     expected = leaves(config)
-    if released.is_released(directory):
-        found = released.read_leaves(directory, [leaf.name for leaf in expected])
+    names = [leaf.name for leaf in expected]
+    if fast.is_fast(directory):
+        found = fast.read_leaves(directory, names)
+    elif released.is_released(directory):
+        found = released.read_leaves(directory, names)
     else:
         raise CheckpointError(
-            f"{directory}: expected a checkpoint (tensor00000_000, ...), found none"
+            f"{directory}: expected a checkpoint (tensor00000_000, ... or {fast.MANIFEST}), "
+            "found none"
         )
     for leaf in expected:
         _check_leaf(leaf, found[leaf.name])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all, from one thread."""
+"""Called with the bytes done and the bytes in all, by one thread at a time."""
 
 _BAR_WIDTH = 20
 _logger = logging.getLogger(__name__)

@@ -97,6 +97,22 @@ def hull(boxes: Sequence[Box]) -> Box:
     )
 
 
+def stored_bytes(ref: ArrayRef) -> Iterator[memoryview]:
+    """All of an array's bytes, last axis fastest, some megabytes at a time."""
+    if ref.fortran:
+        whole = np.empty(ref.shape, ref.dtype)
+        for band in bands(ref, [Target(tuple(slice(0, size) for size in ref.shape), whole)]):
+            band.read()
+        data = whole.reshape(-1).view(np.uint8).data
+        for start in range(0, ref.nbytes, BAND_BYTES):
+            yield data[start : start + BAND_BYTES]
+        return
+    for start in range(0, ref.nbytes, BAND_BYTES):
+        chunk = np.empty(min(BAND_BYTES, ref.nbytes - start), np.uint8)
+        _read_into(ref, chunk, ref.offset + start)
+        yield chunk.data
+
+
 def _split(box: Box, shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
     count = math.prod(sizes(box))
     first, last = _extent(box, shape)
