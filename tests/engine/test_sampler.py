@@ -13,8 +13,9 @@ from sampling_reference import edited_logits, filtered_probs, start, states, ste
 
 from grok1_backend.engine.decode_state import WINDOW, initial_state, slot_start
 from grok1_backend.engine.errors import EngineError
+from grok1_backend.engine.filters import filtered_weights, top
 from grok1_backend.engine.requests import TOP_TOKENS, SamplingParams
-from grok1_backend.engine.sampler import Variant, draw, filtered_weights, top
+from grok1_backend.engine.sampler import Variant, draw
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "golden_sampling.npz"
 

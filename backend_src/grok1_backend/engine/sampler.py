@@ -17,7 +17,6 @@ Definitions, where practice differs:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
@@ -25,18 +24,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from grok1_backend.engine.decode_state import DecodeState, drop_padding
+from grok1_backend.engine.filters import (
+    COLUMNS,
+    fenced_top_k,
+    filtered_weights,
+    gaps_below,
+    row_sum,
+    to_columns,
+    top,
+)
 from grok1_backend.engine.requests import TOP_TOKENS, SamplingParams
-
-COLUMNS = 256
-"""A row of V numbers is reduced as [V / 256, 256], downwards first: 256 independent sums fill the
-vector units, which one sum over V, whose order is fixed, does not."""
-
-BLOCK = 64
-"""Tokens a block in the search for the best ones: only the blocks with the best maxima matter."""
-
-CANDIDATES = 128
-"""Best tokens found in order. A threshold of top-k or top-p among them is read off; one beyond
-them is searched over the whole row."""
 
 
 class Variant(enum.IntEnum):
@@ -106,7 +103,7 @@ def sample(
         else:
             temperature = state.temperature[slots]
             best = model.ids[:, 0]
-            weights = jnp.exp(-_gaps(logits, model.logits[:, 0], temperature))
+            weights = jnp.exp(-gaps_below(logits, model.logits[:, 0], temperature))
         drawn = draw(weights, _keys(state.seed[slots], state.length[slots]))
         ids = jnp.where(state.temperature[slots] == 0, best, drawn)
         chosen = jnp.take_along_axis(logits, ids[:, None], axis=1)[:, 0]
@@ -119,23 +116,6 @@ def sample(
         finite=model.finite,
     )
     return _advance(state, slots, advance, ids, variant), output
-
-
-def filtered_weights(
-    logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array
-) -> tuple[Array, Array]:
-    """The best token of each row and the weights to draw by: all settings are [B].
-
-    Returns:
-      [B] int32 argmax; [B, V] float32 proportional to the probabilities, 0 where filtered out.
-    """
-    best_logits, best_ids = top(logits, CANDIDATES)
-    gaps = _gaps(logits, best_logits[:, 0], temperature)
-    weights = lax.optimization_barrier(jnp.exp(-gaps))  # else computed anew for each use
-    candidates = _gaps(best_logits, best_logits[:, 0], temperature)
-    threshold = _threshold(gaps, weights, candidates, top_k, top_p)
-    keep = (gaps <= threshold[:, None]) & (weights >= min_p[:, None])
-    return best_ids[:, 0], jnp.where(keep, weights, 0.0)
 
 
 def draw(weights: Array, keys: Array) -> Array:
@@ -152,45 +132,13 @@ def draw(weights: Array, keys: Array) -> Array:
     Returns:
       [B] int32.
     """
-    columns = _columns(weights)
+    columns = to_columns(weights)
     rows = columns.shape[1]
     noise = jax.vmap(lambda key: _exponentials(key, COLUMNS + rows))(keys)
     column = _race(noise[:, :COLUMNS], columns.sum(axis=1))
     inside = jnp.take_along_axis(columns, column[:, None, None], axis=2)[:, :, 0]
     row = _race(noise[:, COLUMNS:], inside)
     return jnp.minimum(row * COLUMNS + column, weights.shape[1] - 1)
-
-
-def top(logits: Array, count: int) -> tuple[Array, Array]:
-    """The best of each row, best first and lowest id first among ties: values and ids.
-
-    The best n tokens lie in the n blocks with the best maxima, so that only those are sorted.
-
-    Args:
-      logits: [B, V].
-
-    Returns:
-      [B, min(count, V)] of the logits' type, and int32.
-    """
-    size = logits.shape[1]
-    count = min(count, size)
-    if size <= count * BLOCK:
-        return _top_k(logits, count)
-    padded = jnp.pad(logits, ((0, 0), (0, -size % BLOCK)), constant_values=-jnp.inf)
-    blocks = padded.reshape(padded.shape[0], -1, BLOCK)
-    _, chosen = _top_k(blocks.max(axis=2), count)
-    chosen = jnp.sort(chosen, axis=1)  # so that the lowest id comes first among ties
-    inside = jnp.take_along_axis(blocks, chosen[:, :, None], axis=1)
-    values, index = _top_k(inside.reshape(inside.shape[0], -1), count)
-    ids = jnp.take_along_axis(chosen, index // BLOCK, axis=1) * BLOCK + index % BLOCK
-    return values, jnp.minimum(ids, size - 1)
-
-
-def _top_k(values: Array, count: int) -> tuple[Array, Array]:
-    """`lax.top_k`, fenced off: merged with a caller's `[:, 0]`, XLA compiles it as a full sort."""
-    best, index = lax.top_k(values, count)
-    # One barrier each: on several devices one around both ends XLA of JAX 0.7.1 in a failed check.
-    return lax.optimization_barrier(best), lax.optimization_barrier(index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +157,8 @@ class _ModelChoice:
 
 def _model_choice(logits: Array, axis_name: str | None) -> _ModelChoice:
     best, ids = top(logits, TOP_TOKENS)
-    total = _column_sum(jnp.exp(logits - best[:, :1]))
-    finite = jnp.isfinite(_columns(logits)).all(axis=1).all(axis=1)
+    total = row_sum(jnp.exp(logits - best[:, :1]))
+    finite = jnp.isfinite(logits).all(axis=1)
     if axis_name is not None:
         # One collective for all, of [devices, B, 2 * TOP_TOKENS + 2] float32, in which token ids
         # (below 2**24) are exact.
@@ -221,7 +169,7 @@ def _model_choice(logits: Array, axis_name: str | None) -> _ModelChoice:
         )
         parts = lax.all_gather(packed, axis_name)
         bests, all_ids = parts[:, :, :TOP_TOKENS], parts[:, :, TOP_TOKENS : 2 * TOP_TOKENS]
-        best, index = _top_k(_rows_of_parts(bests), TOP_TOKENS)
+        best, index = fenced_top_k(_rows_of_parts(bests), TOP_TOKENS)
         ids = jnp.take_along_axis(_rows_of_parts(all_ids), index, axis=1).astype(jnp.int32)
         total = (parts[:, :, -2] * jnp.exp(bests[:, :, 0] - best[:, 0])).sum(axis=0)
         finite = (parts[:, :, -1] > 0).all(axis=0)
@@ -275,91 +223,6 @@ def _banned(state: DecodeState, slots: Array) -> Array:
         [jnp.where(early[:, None], state.end_ids[slots], -1), jnp.where(follows, last, -1)], axis=1
     )
     return drop_padding(ids, state.bias.shape[1])
-
-
-def _gaps(logits: Array, best: Array, temperature: Array) -> Array:
-    """[B, n] >= 0: how far each logit is below the best ([B]), in temperatures ([B])."""
-    warm = jnp.where(temperature == 0, 1.0, temperature)
-    return (best[:, None] - logits) / warm[:, None]
-
-
-def _threshold(gaps: Array, weights: Array, candidates: Array, top_k: Array, top_p: Array) -> Array:
-    """[B]: the largest gap that top-k and top-p keep.
-
-    Args:
-      gaps: [B, V] and `weights` = exp(-gaps).
-      candidates: [B, n]: the smallest gaps, in order.
-    """
-    near, found = _near_threshold(candidates, _column_sum(weights), top_k, top_p)
-
-    def search() -> Array:
-        return jnp.where(found, near, _far_threshold(gaps, weights, top_k, top_p))
-
-    threshold: Array = lax.cond(found.all(), lambda: near, search)
-    return threshold
-
-
-def _near_threshold(
-    candidates: Array, total: Array, top_k: Array, top_p: Array
-) -> tuple[Array, Array]:
-    """The threshold, and whether the candidates alone determine it ([B] bool)."""
-    count = candidates.shape[1]
-    limits_k, limits_p = top_k > 0, top_p < 1.0
-    kth = jnp.take_along_axis(candidates, jnp.clip(top_k, 1, count)[:, None] - 1, axis=1)[:, 0]
-    by_k = jnp.where(limits_k, kth, jnp.inf)
-    # All that tie with the k-th must be among the candidates: the last one is worse.
-    found_k = ~limits_k | ((top_k <= count) & (candidates[:, -1] > by_k))
-    kept = jnp.where(candidates <= by_k[:, None], jnp.exp(-candidates), 0.0)
-    target = top_p * jnp.where(limits_k, kept.sum(axis=1), total)
-    before = jnp.cumsum(kept, axis=1) - kept
-    enough = before >= target[:, None]
-    by_p = jnp.where(enough, 0.0, candidates).max(axis=1)
-    found_p = ~limits_p | limits_k | enough[:, -1]
-    return jnp.minimum(by_k, jnp.where(limits_p, by_p, jnp.inf)), found_k & found_p
-
-
-def _far_threshold(gaps: Array, weights: Array, top_k: Array, top_p: Array) -> Array:
-    """The threshold by bisection over the whole row."""
-    gap_columns, weight_columns = _columns(gaps, jnp.inf), _columns(weights)
-
-    def total(values: Array, threshold: Array) -> Array:
-        kept = jnp.where(gap_columns <= threshold[:, None, None], values, 0)
-        return kept.sum(axis=1).sum(axis=1)
-
-    ones = jnp.ones_like(gap_columns, jnp.int32)
-    limits_k = (top_k > 0) & (top_k < gaps.shape[1])
-    by_k = jnp.where(limits_k, _least(lambda t: total(ones, t) >= top_k, top_k.shape), jnp.inf)
-    target = top_p * total(weight_columns, by_k)
-    by_p = _least(lambda t: total(weight_columns, jnp.minimum(t, by_k)) >= target, top_p.shape)
-    return jnp.minimum(by_k, jnp.where(top_p < 1.0, by_p, jnp.inf))
-
-
-def _least(holds: Callable[[Array], Array], shape: tuple[int, ...]) -> Array:
-    """The least float32 >= 0 for which a monotone predicate holds; infinity if it never does.
-
-    Bits of such floats, read as integers, have the floats' order: 31 halvings find the exact one.
-    """
-
-    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = low + (high - low) // 2
-        below = holds(lax.bitcast_convert_type(middle, jnp.float32))
-        return jnp.where(below, low, middle + 1), jnp.where(below, middle, high)
-
-    infinity = lax.bitcast_convert_type(jnp.float32(jnp.inf), jnp.int32)
-    bounds = (jnp.zeros(shape, jnp.int32), jnp.full(shape, infinity))
-    return lax.bitcast_convert_type(lax.fori_loop(0, 31, halve, bounds)[1], jnp.float32)
-
-
-def _columns(values: Array, padding: float = 0.0) -> Array:
-    """[B, V] → [B, ceil(V / COLUMNS), COLUMNS]."""
-    padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % COLUMNS)), constant_values=padding)
-    return padded.reshape(values.shape[0], -1, COLUMNS)
-
-
-def _column_sum(values: Array) -> Array:
-    """[B, V] → [B]."""
-    return _columns(values).sum(axis=1).sum(axis=1)
 
 
 def _keys(seeds: Array, positions: Array) -> Array:

@@ -1,0 +1,209 @@
+"""Which tokens of a row may be drawn: top-k, top-p and min-p, without sorting the vocabulary.
+
+Thresholds are on the *gap* of a token: how far its logit is below the best one, in temperatures.
+Gaps are exact in float32 (one subtraction, one division), so tokens with equal logits have equal
+gaps and stay together; the bits of floats >= 0, read as integers, are in the floats' order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+COLUMNS = 256
+"""A row of V numbers is reduced as [V / 256, 256], downwards first: 256 independent sums fill the
+vector units, which one sum over V, whose order is fixed, does not."""
+
+BLOCK = 64
+"""Tokens a block in the search for the best ones: only the blocks with the best maxima matter."""
+
+CANDIDATES = 128
+"""Best tokens found in order. A threshold of top-k or top-p among them is read off; one beyond
+them is searched over the whole row."""
+
+WEIGHTLESS = 104.0
+"""exp(-104) is 0 in float32: tokens with larger gaps are never drawn."""
+
+Bounds = tuple[Array, Array, Array, Array]
+"""Bits of a gap below the threshold and of one not below it, and the totals up to them."""
+
+
+def filtered_weights(
+    logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array
+) -> tuple[Array, Array]:
+    """The best token of each row and the weights to draw by: all settings are [B].
+
+    Returns:
+      [B] int32 argmax; [B, V] float32 proportional to the probabilities, 0 where filtered out.
+    """
+    best_logits, best_ids = top(logits, CANDIDATES)
+    gaps = gaps_below(logits, best_logits[:, 0], temperature)
+    weights = lax.optimization_barrier(jnp.exp(-gaps))  # else computed anew for each use
+    candidates = gaps_below(best_logits, best_logits[:, 0], temperature)
+    threshold = _threshold(gaps, weights, candidates, top_k, top_p)
+    keep = (gaps <= threshold[:, None]) & (weights >= min_p[:, None])
+    return best_ids[:, 0], jnp.where(keep, weights, 0.0)
+
+
+def top(logits: Array, count: int) -> tuple[Array, Array]:
+    """The best of each row, best first and lowest id first among ties: values and ids.
+
+    The best n tokens lie in the n blocks with the best maxima, so that only those are sorted.
+
+    Args:
+      logits: [B, V].
+
+    Returns:
+      [B, min(count, V)] of the logits' type, and int32.
+    """
+    size = logits.shape[1]
+    count = min(count, size)
+    if size <= count * BLOCK:
+        return fenced_top_k(logits, count)
+    padded = jnp.pad(logits, ((0, 0), (0, -size % BLOCK)), constant_values=-jnp.inf)
+    blocks = padded.reshape(padded.shape[0], -1, BLOCK)
+    _, chosen = fenced_top_k(blocks.max(axis=2), count)
+    chosen = jnp.sort(chosen, axis=1)  # so that the lowest id comes first among ties
+    inside = jnp.take_along_axis(blocks, chosen[:, :, None], axis=1)
+    values, index = fenced_top_k(inside.reshape(inside.shape[0], -1), count)
+    ids = jnp.take_along_axis(chosen, index // BLOCK, axis=1) * BLOCK + index % BLOCK
+    return values, jnp.minimum(ids, size - 1)
+
+
+def fenced_top_k(values: Array, count: int) -> tuple[Array, Array]:
+    """`lax.top_k`, fenced off: merged with a caller's `[:, 0]`, XLA compiles it as a full sort."""
+    best, index = lax.top_k(values, count)
+    # One barrier each: on several devices one around both ends XLA of JAX 0.7.1 in a failed check.
+    return lax.optimization_barrier(best), lax.optimization_barrier(index)
+
+
+def gaps_below(logits: Array, best: Array, temperature: Array) -> Array:
+    """[B, n] >= 0: how far each logit is below the best ([B]), in temperatures ([B])."""
+    warm = jnp.where(temperature == 0, 1.0, temperature)
+    return (best[:, None] - logits) / warm[:, None]
+
+
+def _threshold(gaps: Array, weights: Array, candidates: Array, top_k: Array, top_p: Array) -> Array:
+    """[B]: the largest gap that top-k and top-p keep.
+
+    Args:
+      gaps: [B, V] and `weights` = exp(-gaps).
+      candidates: [B, n]: the smallest gaps, in order.
+    """
+    near, found = _near_threshold(candidates, row_sum(weights), top_k, top_p)
+
+    def search() -> Array:
+        far = _far_threshold(gaps, weights, candidates, top_k, top_p, ~found)
+        return jnp.where(found, near, far)
+
+    threshold: Array = lax.cond(found.all(), lambda: near, search)
+    return threshold
+
+
+def _near_threshold(
+    candidates: Array, total: Array, top_k: Array, top_p: Array
+) -> tuple[Array, Array]:
+    """The threshold, and whether the candidates alone determine it ([B] bool)."""
+    count = candidates.shape[1]
+    limits_k, limits_p = top_k > 0, top_p < 1.0
+    kth = jnp.take_along_axis(candidates, jnp.clip(top_k, 1, count)[:, None] - 1, axis=1)[:, 0]
+    by_k = jnp.where(limits_k, kth, jnp.inf)
+    # All that tie with the k-th must be among the candidates: the last one is worse.
+    found_k = ~limits_k | ((top_k <= count) & (candidates[:, -1] > by_k))
+    kept = jnp.where(candidates <= by_k[:, None], jnp.exp(-candidates), 0.0)
+    target = top_p * jnp.where(limits_k, kept.sum(axis=1), total)
+    before = jnp.cumsum(kept, axis=1) - kept
+    enough = before >= target[:, None]
+    by_p = jnp.where(enough, 0.0, candidates).max(axis=1)
+    found_p = ~limits_p | limits_k | enough[:, -1]
+    return jnp.minimum(by_k, jnp.where(limits_p, by_p, jnp.inf)), found_k & found_p
+
+
+def _far_threshold(
+    gaps: Array, weights: Array, candidates: Array, top_k: Array, top_p: Array, wanted: Array
+) -> Array:
+    """The threshold of the `wanted` rows ([B] bool) by bisection over all their tokens."""
+
+    def count(limit: Array) -> Array:
+        return row_sum(jnp.where(gaps <= limit[:, None], 1.0, 0.0))
+
+    def mass(limit: Array) -> Array:
+        return row_sum(jnp.where(gaps <= limit[:, None], weights, 0.0))
+
+    last, wanted_k, wanted_p = candidates[:, -1], wanted & (top_k > 0), wanted & (top_p < 1.0)
+    all_tokens = jnp.full(top_k.shape, gaps.shape[1], jnp.float32)
+    by_k = _least(count, jnp.ones_like, top_k.astype(jnp.float32), all_tokens, last, wanted_k)
+    kept = mass(by_k)
+    by_p = _least(mass, lambda gap: jnp.exp(-gap), top_p * kept, kept, last, wanted_p)
+    return jnp.minimum(by_k, by_p)
+
+
+def _least(
+    total: Callable[[Array], Array],
+    least_of_one: Callable[[Array], Array],
+    target: Array,
+    total_all: Array,
+    guess: Array,
+    wanted: Array,
+) -> Array:
+    """A gap that keeps the tokens of the least gap up to which their total reaches the target.
+
+    Each row ends when only one token is left between its bounds, so that how long other rows
+    take does not matter to it. All arrays are [B], all functions from [B] to [B].
+
+    Args:
+      total: of the tokens up to a gap; monotone, as a sum in fixed order of numbers >= 0 is.
+      least_of_one: the least that one token up to a gap adds to the total.
+      total_all: the total of all tokens.
+      guess: a gap that the answer is likely not below.
+      wanted: rows to search; the others' answer is infinity.
+    """
+
+    def is_open(bounds: Bounds) -> Array:
+        low, high, total_low, total_high = bounds
+        several = total_high - total_low > 1.5 * least_of_one(_from_bits(high))
+        return wanted & several & (high - low > 1)
+
+    def halve(bounds: Bounds) -> Bounds:
+        low, high, total_low, total_high = bounds
+        middle = low + (high - low) // 2
+        total_middle = total(_from_bits(middle))
+        above = total_middle < target
+        up, down = is_open(bounds) & above, is_open(bounds) & ~above
+        return (
+            jnp.where(up, middle, low),
+            jnp.where(down, middle, high),
+            jnp.where(up, total_middle, total_low),
+            jnp.where(down, total_middle, total_high),
+        )
+
+    just_below = _to_bits(guess) - 1
+    total_below = total(_from_bits(just_below))
+    good = total_below < target
+    low, total_low = jnp.where(good, just_below, -1), jnp.where(good, total_below, 0.0)
+    high = jnp.full_like(low, _to_bits(jnp.float32(WEIGHTLESS)))
+    bounds = lax.while_loop(
+        lambda bounds: is_open(bounds).any(), halve, (low, high, total_low, total_all)
+    )
+    return jnp.where(wanted, _from_bits(bounds[1]), jnp.inf)
+
+
+def _to_bits(values: Array) -> Array:
+    return lax.bitcast_convert_type(values, jnp.int32)
+
+
+def _from_bits(bits: Array) -> Array:
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def to_columns(values: Array) -> Array:
+    """[B, V] → [B, ceil(V / COLUMNS), COLUMNS], padded with 0."""
+    padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % COLUMNS)))
+    return padded.reshape(values.shape[0], -1, COLUMNS)
+
+
+def row_sum(values: Array) -> Array:
+    """[B, V] → [B]."""
+    return to_columns(values).sum(axis=1).sum(axis=1)
