@@ -199,7 +199,7 @@ class ModelRunner:
         drawing = [
             self._variants[slot] for slot, draws in zip(slots, advance, strict=True) if draws
         ]
-        run = self._compiled["sample", rows, Variant.of_step(drawing)]
+        run = self._compiled["sample", rows, max(drawing, default=Variant.GREEDY)]
         moves = np.array(advance + [False] * (rows - len(slots)), np.bool_)
         self._state, output = run(self._state, logits, self._slots(slots, rows), moves)
         for array in jax.tree.leaves(output):
