@@ -46,5 +46,4 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=45m --retries=3 \
     CMD ["curl", "--fail", "--silent", "http://127.0.0.1:8000/v2/health/ready"]
 CMD ["tritonserver", \
      "--model-repository=/opt/grok1/model_repository", \
-     "--disable-auto-complete-config", \
      "--exit-timeout-secs=60"]

@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     http_port, grpc_port, metrics_port = free_ports(3)
     options = ServerOptions(
         model_repositories=(ROOT / "model_repository",),
+        model=ROOT / "embedded_model",
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,

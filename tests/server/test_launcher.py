@@ -15,22 +15,25 @@ import pytest
 
 from grok1_backend.server import LaunchError, ServerOptions
 from grok1_backend.server.log import LogFollower, failure, progress
-from grok1_backend.server.options import free_ports, resolve_model
+from grok1_backend.server.options import free_ports
 
 HERE = Path(__file__).resolve().parent
 ECHO = HERE / "echo_repository"
-MODEL = "grok1-314b"  # published, and not read by the echo
 SECONDS = 60
 
 
 class Launcher:
     """A `grok1-backend serve` of its own ports, and what belongs to it on this machine."""
 
-    def __init__(self, cache: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        model = folder / "model"  # must be there, and is not read by the echo
+        model.mkdir(exist_ok=True)
+        (model / "config.toml").touch()
         self.ports = free_ports(3)
         http, grpc, metrics = (str(port) for port in self.ports)
         ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
-        defaults = ["--model", MODEL, "--model-repository", str(ECHO), "--cache-dir", str(cache)]
+        defaults = ["--model", str(model), "--cache-dir", str(folder / "cache")]
+        defaults += ["--model-repository", str(ECHO)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "grok1_backend.cli", "serve", *defaults, *ports, *arguments],
             stdout=subprocess.PIPE,
@@ -95,7 +98,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
     launched: list[Launcher] = []
 
     def start(*arguments: str, **environment: str) -> Launcher:
-        launched.append(Launcher(tmp_path / "cache", *arguments, **environment))
+        launched.append(Launcher(tmp_path, *arguments, **environment))
         return launched[-1]
 
     yield start
@@ -107,11 +110,12 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_serves_until_a_signal_and_leaves_nothing(
-    launch: Callable[..., Launcher], stop: signal.Signals
+    launch: Callable[..., Launcher], tmp_path: Path, stop: signal.Signals
 ) -> None:
-    launcher = launch()
+    launcher = launch("--slots", "3")
     printed = launcher.read_until("Serving")
-    assert f"compiled 1/1 echo of {MODEL}" in printed  # progress, and the model was passed on
+    # The engine's progress is shown, and the choice of the model reached it.
+    assert f"compiled 1/1 echo of {tmp_path / 'model'} with 3 slots" in printed
     assert "In the beginning In the beginning" in printed  # the prompt and its streamed echo
     assert f"curl -N http://127.0.0.1:{launcher.ports[0]}/v2/models/grok1_generate" in printed
     assert len(launcher.processes()) == 2
@@ -159,9 +163,13 @@ def test_a_taken_port_is_named(launch: Callable[..., Launcher]) -> None:
 def test_a_missing_model_is_named(launch: Callable[..., Launcher]) -> None:
     launcher = launch("--model", "no/such/model")
     assert launcher.exit_code() == 1
-    errors = launcher.errors()
-    assert "'no/such/model' is neither a directory nor a published name" in errors
-    assert MODEL in errors  # the published names are listed
+    assert "there is no model directory at no/such/model" in launcher.errors()
+
+
+def test_a_folder_that_is_no_model_is_named(launch: Callable[..., Launcher]) -> None:
+    launcher = launch("--model", str(HERE))
+    assert launcher.exit_code() == 1
+    assert f"{HERE} is no model directory: it has no config.toml" in launcher.errors()
 
 
 def test_a_missing_repository_is_named(launch: Callable[..., Launcher], tmp_path: Path) -> None:
@@ -185,15 +193,6 @@ def test_a_killed_launcher_takes_the_server_with_it(launch: Callable[..., Launch
     launcher.process.kill()
     launcher.exit_code()
     _wait_until(lambda: launcher.leftovers() == [])
-
-
-def test_a_model_is_a_published_name_or_a_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert resolve_model(MODEL) == MODEL
-    assert resolve_model("mine") == str(tmp_path / "mine")  # absolute: the server's folder differs
 
 
 @pytest.mark.parametrize(

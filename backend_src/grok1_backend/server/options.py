@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-DEFAULT_MODEL = "grok1-embedded"
 LOG_LEVELS = ("error", "warning", "info", "verbose")
 MODEL_CONTROL_MODES = ("explicit", "none")
 
@@ -27,7 +25,7 @@ class ServerOptions:
     """
 
     model_repositories: tuple[Path, ...]  # loaded together; no model's name may occur twice
-    model: str = DEFAULT_MODEL  # name of a published config, or path of a model directory
+    model: Path = Path("embedded_model")  # directory of config.toml, tokenizer.model and ckpt-0/
     slots: int | None = None  # rows of the decode batch; None: as the model's config says
     address: str = "127.0.0.1"
     http_port: int = 8000
@@ -94,30 +92,18 @@ class ServerOptions:
         for path in self.model_repositories:
             if not path.is_dir():
                 raise LaunchError(f"there is no model repository at {path}")
-        resolve_model(self.model)
+        if not (self.model / "config.toml").is_file():
+            raise LaunchError(
+                f"{self.model} is no model directory: it has no config.toml"
+                if self.model.is_dir()
+                else f"there is no model directory at {self.model}"
+            )
         for name, port in self.ports.items():
             if not port_is_free(self.address, port):
                 raise LaunchError(
                     f"the {name} port {port} on {self.address} is in use: "
                     "stop what listens there, or choose another port"
                 )
-
-
-def resolve_model(model: str) -> str:
-    """What GROK1_MODEL is set to: the name of a published config, or an absolute directory.
-
-    Raises:
-      LaunchError: neither a published name nor a directory.
-    """
-    configs = resources.files("grok1_backend") / "configs"
-    names = sorted(item.name.removesuffix(".toml") for item in configs.iterdir())
-    if model in names:
-        return model
-    if Path(model).is_dir():
-        return str(Path(model).absolute())
-    raise LaunchError(
-        f"the model {model!r} is neither a directory nor a published name ({', '.join(names)})"
-    )
 
 
 def port_is_free(address: str, port: int) -> bool:

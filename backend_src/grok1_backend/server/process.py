@@ -19,7 +19,7 @@ from types import TracebackType
 
 from grok1_backend.server import child
 from grok1_backend.server.log import LogFollower, failure, progress
-from grok1_backend.server.options import LaunchError, ServerOptions, resolve_model
+from grok1_backend.server.options import LaunchError, ServerOptions
 from grok1_backend.server.wheel import find_wheel
 
 _POLL_SECONDS = 0.1
@@ -162,8 +162,6 @@ class TritonServer:
             *load,
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
-            # Completing a config starts every Python model a second time; ours are complete.
-            "--disable-auto-complete-config",
             f"--exit-timeout-secs={options.exit_timeout}",
             f"--http-address={options.address}",
             f"--http-port={options.http_port}",
@@ -188,7 +186,7 @@ class TritonServer:
             ),
             "PYTHONUTF8": "1",
             "PYTHONUNBUFFERED": "1",
-            "GROK1_MODEL": resolve_model(options.model),
+            "GROK1_MODEL": str(options.model.absolute()),
         }
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.cache / "jax"))
         if options.slots is not None:

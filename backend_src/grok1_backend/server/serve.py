@@ -10,7 +10,6 @@ from types import FrameType
 
 from grok1_backend.server import first_answer
 from grok1_backend.server.options import (
-    DEFAULT_MODEL,
     LOG_LEVELS,
     MODEL_CONTROL_MODES,
     ServerOptions,
@@ -25,9 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `serve`."""
     parser.add_argument(
         "--model",
-        default=DEFAULT_MODEL,
-        help="a published model's name, or a directory with config.toml, tokenizer.model and "
-        "ckpt-0/ (default: %(default)s, which comes with the package)",
+        type=Path,
+        default=_DEFAULTS.model,
+        metavar="DIR",
+        help="the model: config.toml, tokenizer.model and ckpt-0/ (default: %(default)s)",
     )
     parser.add_argument(
         "--slots",

@@ -8,7 +8,8 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, _args):
-        pb_utils.Logger.log_info(f"grok1: compiled 1/1 echo of {os.environ['GROK1_MODEL']}")
+        chosen = f"{os.environ['GROK1_MODEL']} with {os.environ.get('GROK1_SLOTS')} slots"
+        pb_utils.Logger.log_info(f"grok1: compiled 1/1 echo of {chosen}")
         if reason := os.environ.get("ECHO_FAILS"):
             raise ValueError(reason)
 
