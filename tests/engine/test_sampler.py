@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sampling_reference import edited_logits, filtered_probs, start, states, step
 
-from grok1_backend.engine.decode_state import WINDOW, initial_state, slot_start
+from grok1_backend.engine.decode_state import WINDOW, slot_start
 from grok1_backend.engine.errors import EngineError
 from grok1_backend.engine.filters import filtered_weights, top
 from grok1_backend.engine.requests import TOP_TOKENS, SamplingParams
@@ -293,7 +293,7 @@ tokens = st.integers(0, 29)
 )
 def test_edits_equal_the_reference(seed, prompt, output, params) -> None:
     """Greedy, over several steps, so that counts and window are those the device keeps."""
-    state = start(initial_state(1, 30), 0, params, prompt, output)
+    state = start(states(30), 0, params, prompt, output)
     output = list(output)
     for turn in range(3):
         logits = normal(1, 30, seed=seed + turn)
@@ -320,7 +320,7 @@ def test_a_bad_word_of_several_tokens_is_banned_after_its_beginning_only() -> No
         (list(longest[1:-1]), False),
         ([3, 9], False),
     ):
-        _, output = step(start(initial_state(1, 30), 0, params, history), logits)
+        _, output = step(start(states(30), 0, params, history), logits)
         assert (int(output.ids[0]) != 9) == banned, history
 
 
@@ -330,7 +330,7 @@ def test_end_ids_are_banned_until_min_tokens() -> None:
     how = {"temperature": 0.0, "min_tokens": 3, "end_ids": (2, 3)}
     for ignore_eos, expected in ((False, [0, 0, 0, 2]), (True, [2, 2, 2, 2])):
         params = SamplingParams(**how, ignore_eos=ignore_eos)
-        state = start(initial_state(1, 30), 0, params, [5, 6])
+        state = start(states(30), 0, params, [5, 6])
         ids = []
         for _ in expected:
             state, output = step(state, logits)
@@ -363,10 +363,10 @@ def test_resumption_rebuilds_what_the_device_kept() -> None:
         min_tokens=6,
         end_ids=(1,),
     )
-    state = start(initial_state(1, 30), 0, params, [3, 4])
+    state = start(states(30), 0, params, [3, 4])
     drawn: list[int] = []
     for turn in range(10):
-        resumed = start(initial_state(1, 30), 0, params, [3, 4], drawn)
+        resumed = start(states(30), 0, params, [3, 4], drawn)
         for name, value in vars(state).items():
             np.testing.assert_array_equal(value[0], getattr(resumed, name)[0], err_msg=name)
         state, output = step(state, normal(1, 30, seed=turn))
@@ -378,7 +378,7 @@ def test_rows_that_do_not_advance_leave_their_slot() -> None:
     moved, _ = step(state, normal(3, 30), slots=[2, 3, 0], advance=[True, False, False])
     for name, value in vars(state).items():
         np.testing.assert_array_equal(value[:2], getattr(moved, name)[:2], err_msg=name)
-    assert moved.length.tolist() == [1, 1, 2, 0]
+    assert moved.length.tolist() == [1, 1, 2, 0, 0]
     assert int(moved.output_counts[2].sum()) == 1
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from sampling_reference import filtered_probs, start, states, step
 
-from grok1_backend.engine.decode_state import initial_state
 from grok1_backend.engine.requests import SamplingParams
 from grok1_backend.engine.sampler import Variant, draw
 
@@ -147,13 +146,13 @@ def test_a_request_is_the_same_in_every_variant_that_serves_it() -> None:
 
 def test_resumption_continues_the_draws() -> None:
     params = SamplingParams(seed=8)
-    state = start(initial_state(1, 300), 0, params, [1, 2, 3])
+    state = start(states(300), 0, params, [1, 2, 3])
     logits = np.zeros((1, 300), np.float32)
     drawn: list[int] = []
     for _ in range(8):
         state, output = step(state, logits)
         drawn.append(int(output.ids[0]))
-    resumed = start(initial_state(1, 300), 0, params, [1, 2, 3], drawn[:5])
+    resumed = start(states(300), 0, params, [1, 2, 3], drawn[:5])
     for token in drawn[5:]:
         resumed, output = step(resumed, logits)
         assert int(output.ids[0]) == token
