@@ -1,0 +1,58 @@
+"""Where the model is and how many slots it gets: environment first, then config.pbtxt."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from grok1_backend.text.tokenizer import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.model"
+
+
+def model_parameters(arguments: Mapping[str, str]) -> dict[str, str]:
+    """The `parameters` of a model's config.pbtxt, from the arguments of `initialize`."""
+    parameters = json.loads(arguments["model_config"])["parameters"]
+    return {name: value["string_value"] for name, value in parameters.items()}
+
+
+def model_directory(parameters: Mapping[str, str]) -> Path:
+    """The folder of `config.toml`, checkpoint and tokenizer: GROK1_MODEL, or `model`.
+
+    Raises:
+      ValueError: neither is set, or it is no directory.
+    """
+    path = os.environ.get("GROK1_MODEL") or parameters.get("model")
+    if not path:
+        raise ValueError("set GROK1_MODEL, or `model` in config.pbtxt, to a model directory")
+    if not Path(path).is_dir():
+        raise ValueError(f"the model directory {path} does not exist")
+    return Path(path)
+
+
+def num_slots(parameters: Mapping[str, str]) -> int | None:
+    """Rows of the decode batch: GROK1_SLOTS, or `slots`; None: as the model's config says.
+
+    Raises:
+      ValueError: not a positive number.
+    """
+    slots = os.environ.get("GROK1_SLOTS") or parameters.get("slots")
+    if not slots:
+        return None
+    if not slots.isdecimal() or int(slots) < 1:
+        raise ValueError(f"slots is {slots!r}: a whole number of at least 1")
+    return int(slots)
+
+
+def load_tokenizer(arguments: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer of the model directory.
+
+    Raises:
+      ValueError: there is no model directory, or no tokenizer in it.
+    """
+    path = model_directory(model_parameters(arguments)) / TOKENIZER_FILE
+    if not path.is_file():
+        raise ValueError(f"the text models need {path}, which does not exist")
+    return Tokenizer(path)

@@ -1,0 +1,30 @@
+"""Loads the engine for the model `grok1`. The one module here that imports JAX."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from grok1_backend.engine.build import ModelDirectory, build_engine
+from grok1_backend.triton.engine_model import EngineModel
+from grok1_backend.triton.environment import model_directory, model_parameters, num_slots
+from grok1_backend.triton.parsing import RequestParser
+
+logger = logging.getLogger(__name__)
+
+
+def load_engine_model(arguments: Mapping[str, str]) -> EngineModel:
+    """Loads, compiles and starts what the arguments of `initialize` and the environment name.
+
+    Raises:
+      as `build_engine` and `model_directory`.
+    """
+    parameters = model_parameters(arguments)
+    path, slots = model_directory(parameters), num_slots(parameters)
+    directory = ModelDirectory.read(path, num_slots=slots)
+    parser = RequestParser(
+        end_ids=(directory.config.eos_token,),
+        default_max_tokens=directory.engine.default_max_tokens,
+        tokenizer=directory.tokenizer(),
+    )
+    return EngineModel(build_engine(path, num_slots=slots), parser)
