@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.layers import Linear, rotate
+from grok1_backend.model.precision import product_precision
 from grok1_backend.model.sharding import ModelShards
 
 MASKED = -1e30
@@ -37,19 +38,26 @@ class MultiHeadAttention(hk.Module):
         rows = x.reshape(-1, width)
 
         def project(count: int, name: str) -> jax.Array:
-            projected = Linear(count * config.key_size, name)(rows).astype(x.dtype)
+            projected = Linear(count * config.key_size, name)(rows)
             return projected.reshape(batch, length, count, config.key_size)
 
-        queries = rotate(project(heads, "query"), positions, config.rope_base)
-        keys = rotate(project(kv_heads, "key"), positions, config.rope_base)
-        outputs = attend(queries, keys, project(kv_heads, "value")).reshape(batch * length, -1)
+        queries = rotate(project(heads, "query"), positions, config.rope_base).astype(x.dtype)
+        keys = rotate(project(kv_heads, "key"), positions, config.rope_base).astype(x.dtype)
+        values = project(kv_heads, "value").astype(x.dtype)
+        outputs = attend(queries, keys, values).reshape(batch * length, -1)
         outputs = shards.own_slice(outputs, max(1, shards.size // config.num_q_heads))
         return Linear(width, "linear")(outputs).reshape(batch, length, width)
 
 
 def _capped_scores(queries: jax.Array, keys: jax.Array, config: GrokConfig) -> jax.Array:
     """([B,T,K,G,D], [B,C,K,D]) -> logits [B,K,G,T,C] float32."""
-    scores = jnp.einsum("btkgd,bckd->bkgtc", queries, keys, preferred_element_type=jnp.float32)
+    scores = jnp.einsum(
+        "btkgd,bckd->bkgtc",
+        queries,
+        keys,
+        precision=product_precision(queries.dtype),
+        preferred_element_type=jnp.float32,
+    )
     cap = config.attn_logit_cap
     return cap * jnp.tanh(scores * config.attn_output_multiplier / cap)
 
@@ -76,7 +84,9 @@ def attend_causal(
     scores = _capped_scores(_grouped(queries, keys.shape[2]), keys, config)
     scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, MASKED)
     weights = jax.nn.softmax(scores, axis=-1).astype(queries.dtype)
-    return jnp.einsum("bkgtc,bckd->btkgd", weights, values).reshape(queries.shape)
+    precision = product_precision(queries.dtype)
+    outputs = jnp.einsum("bkgtc,bckd->btkgd", weights, values, precision=precision)
+    return outputs.reshape(queries.shape)
 
 
 @jax.tree_util.register_dataclass
@@ -153,6 +163,7 @@ def attend_pages(
             "bkgtc,bckd->bkgtd",
             weights.astype(queries.dtype),
             read(pool.values, table_block),
+            precision=product_precision(queries.dtype),
             preferred_element_type=jnp.float32,
         )
         total = total * decay + jnp.sum(weights, axis=-1)

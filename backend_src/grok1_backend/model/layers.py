@@ -10,6 +10,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
+from grok1_backend.model.precision import product_precision
 from grok1_backend.model.quantization import matmul, value
 from grok1_backend.model.sharding import ModelShards
 
@@ -69,9 +70,8 @@ class InOutEmbed(hk.Module):
         return self.shards.sum(jnp.where(mine[..., None], rows, 0.0))
 
     def decode(self, x: jax.Array) -> jax.Array:
-        """[rows, emb_size] float -> [rows, local vocabulary] float32."""
-        table = self._table().astype(x.dtype)
-        return jnp.einsum("rd,vd->rv", x, table, preferred_element_type=jnp.float32)
+        """[rows, emb_size] float32 -> [rows, local vocabulary] float32."""
+        return jnp.einsum("rd,vd->rv", x, self._table(), precision=product_precision(x.dtype))
 
 
 def rotate(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:

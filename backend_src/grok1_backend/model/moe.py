@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from grok1_backend.model.config import GrokConfig
+from grok1_backend.model.precision import product_precision
 from grok1_backend.model.quantization import Weight, matmul, value
 from grok1_backend.model.sharding import ModelShards
 
@@ -41,9 +42,9 @@ Experts = Callable[[jax.Array, Routing, ExpertWeights, jax.Array], jax.Array]
 
 def expert(x: jax.Array, weights: ExpertWeights, index: jax.Array) -> jax.Array:
     """linear_1(gelu(linear(x)) · linear_v(x)) of one expert. [rows, emb_size], float32 out."""
-    gate = jax.nn.gelu(matmul(x, weights.linear, index).astype(x.dtype))
-    up = matmul(x, weights.linear_v, index).astype(x.dtype)
-    return matmul(gate * up, weights.linear_1, index)
+    gate = jax.nn.gelu(matmul(x, weights.linear, index))
+    up = matmul(x, weights.linear_v, index)
+    return matmul((gate * up).astype(x.dtype), weights.linear_1, index)
 
 
 def chosen_experts(
@@ -97,11 +98,11 @@ class Router(hk.Module):
         self.config = config
 
     def __call__(self, x: jax.Array) -> Routing:
-        """[rows, emb_size] float -> the routing of each row."""
+        """[rows, emb_size] float32 -> the routing of each row."""
         shape = [x.shape[-1], self.config.num_experts]
         init = hk.initializers.VarianceScaling(1.0)
         weight = value(hk.get_parameter("w", shape, jnp.float32, init=init))
-        logits = jnp.dot(x.astype(jnp.float32), weight)
+        logits = jnp.dot(x, weight, precision=product_precision(x.dtype))
         probabilities = jax.nn.softmax(logits, axis=-1)
         gates, experts = jax.lax.top_k(probabilities, self.config.num_selected_experts)
         return Routing(probabilities, experts, gates)

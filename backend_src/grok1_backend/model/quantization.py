@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from grok1_backend.model.precision import product_precision
+
 TILE_BYTES = 4 * 2**20
 """The largest float copy of a part of an int8 weight that a product makes."""
 
@@ -89,7 +91,13 @@ def matmul(x: jax.Array, weight: Weight, index: jax.Array | None = None) -> jax.
     if isinstance(stack, QuantizedWeight8bit):
         return _quantized_matmul(x, stack, prefix)
     matrix = _slice(stack, prefix, 0, stack.shape[-2])
-    return jnp.dot(x, matrix.astype(x.dtype), preferred_element_type=jnp.float32)
+    return _dot(x, matrix.astype(x.dtype))
+
+
+def _dot(x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """[rows, K] and [K, N] of one dtype -> [rows, N] float32."""
+    precision = product_precision(x.dtype)
+    return jnp.dot(x, matrix, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _slice(
@@ -120,8 +128,7 @@ def _quantized_matmul(
         weight = jax.lax.optimization_barrier(weight)
         part = jax.lax.dynamic_slice_in_dim(x, i * tile, tile, axis=1)
         scales = _slice(stack.scales, prefix, i * tile // group, 1)
-        sums = jnp.dot(part, weight, preferred_element_type=jnp.float32)
-        return sums * scales.astype(jnp.float32)
+        return _dot(part, weight) * scales.astype(jnp.float32)
 
     if tile == rows:
         return product(0)

@@ -79,13 +79,13 @@ def hidden_states(
       pool: this shard's part of the pages.
 
     Returns:
-      The residual stream [B, T, emb_size] after the last layer, and the pool.
+      The residual stream [B, T, emb_size] float32 after the last layer, and the pool.
     """
     positions = step.starts[:, None] + jnp.arange(step.tokens.shape[1], dtype=jnp.int32)
     context = PagedContext(step.block_table, positions, step.lengths)
 
     def encode(tokens: jax.Array) -> jax.Array:
-        return LanguageModel(config, shards).encode(tokens, dtype)
+        return LanguageModel(config, shards).encode(tokens)
 
     def body(carry: tuple[jax.Array, KVPool], layer: jax.Array) -> tuple[Any, None]:
         h, pool = carry
@@ -96,7 +96,7 @@ def hidden_states(
             return attend_pages(queries, pool, layer, context, config)
 
         def apply_layer(h: jax.Array) -> jax.Array:
-            return DecoderLayer(config, shards)(h, positions, context.valid, attend)[0]
+            return DecoderLayer(config, dtype, shards)(h, positions, context.valid, attend)[0]
 
         stacks = _nested(parameters, "transformer/")
         slices = {
@@ -114,7 +114,7 @@ def hidden_states(
 def logits_of(
     parameters: Parameters, h: jax.Array, *, config: GrokConfig, shards: ModelShards
 ) -> jax.Array:
-    """Residual stream [rows, emb_size] -> logits [rows, this shard's vocabulary] float32."""
+    """Residual stream [rows, emb_size] -> logits [rows, this shard's vocabulary], all float32."""
 
     def decode(h: jax.Array) -> jax.Array:
         return LanguageModel(config, shards).decode(h)

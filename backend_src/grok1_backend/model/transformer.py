@@ -24,12 +24,14 @@ class DecoderLayer(hk.Module):
     def __init__(
         self,
         config: GrokConfig,
+        dtype: DTypeLike,
         shards: ModelShards = ONE_SHARD,
         experts: Experts = chosen_experts,
         name: str = "decoder_layer",
     ) -> None:
         super().__init__(name=name)
         self.config = config
+        self.dtype = dtype
         self.shards = shards
         self.experts = experts
 
@@ -39,7 +41,8 @@ class DecoderLayer(hk.Module):
         """Applies the layer; two all-reduces when sharded.
 
         Args:
-          h: [batch, length, emb_size] float: the residual stream.
+          h: [batch, length, emb_size] float32: the residual stream. Products take their inputs
+            in the layer's dtype; what is added up stays float32.
           positions: [batch, length] int32.
           valid: [batch, length] bool: false for padding, which no expert computes.
           attend: see `Attend`.
@@ -47,25 +50,25 @@ class DecoderLayer(hk.Module):
         Returns:
           The new residual stream, and the routing of the rows [batch · length].
         """
-        eps, dtype = self.config.rms_norm_eps, h.dtype
-        normed = RMSNorm(eps, "rms_norm")(h)
+        eps, dtype = self.config.rms_norm_eps, self.dtype
+        normed = RMSNorm(eps, "rms_norm")(h).astype(dtype)
         attended = MultiHeadAttention(self.config, self.shards)(normed, positions, attend)
-        attended = self.shards.sum(attended).astype(dtype)
-        h = h + RMSNorm(eps, "rms_norm_1")(attended)
+        h = h + RMSNorm(eps, "rms_norm_1")(self.shards.sum(attended))
 
         rows = RMSNorm(eps, "rms_norm_2")(h).reshape(-1, h.shape[-1])
         routing = Router(self.config)(rows)
         moe = MoELayer(self.config, self.shards, self.experts)
-        mixed = self.shards.sum(moe(rows, routing, valid.reshape(-1))).astype(dtype)
+        mixed = self.shards.sum(moe(rows.astype(dtype), routing, valid.reshape(-1)))
         return h + RMSNorm(eps, "rms_norm_3")(mixed.reshape(h.shape)), routing
 
 
 class Transformer(hk.Module):
     """All layers, one after another, over whole sequences without a cache."""
 
-    def __init__(self, config: GrokConfig, experts: Experts) -> None:
+    def __init__(self, config: GrokConfig, dtype: DTypeLike, experts: Experts) -> None:
         super().__init__(name="transformer")
         self.config = config
+        self.dtype = dtype
         self.experts = experts
 
     def __call__(self, h: jax.Array) -> tuple[jax.Array, list[Routing]]:
@@ -75,7 +78,8 @@ class Transformer(hk.Module):
         attend = functools.partial(attend_causal, config=self.config)
         routings = []
         for i in range(self.config.num_layers):
-            layer = DecoderLayer(self.config, experts=self.experts, name=f"decoder_layer_{i}")
+            name = f"decoder_layer_{i}"
+            layer = DecoderLayer(self.config, self.dtype, experts=self.experts, name=name)
             h, routing = layer(h, positions, valid, attend)
             routings.append(routing)
         return h, routings
@@ -96,14 +100,13 @@ class LanguageModel(hk.Module):
 
     # Haiku names what a method creates after the method, but for __call__.
     @hk.name_like("__call__")
-    def encode(self, tokens: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """[...] int32 -> the residual stream [..., emb_size] in `dtype`."""
-        embedded = self._embed(tokens).astype(dtype)
-        return embedded * jnp.asarray(self.config.embedding_multiplier_scale, dtype)
+    def encode(self, tokens: jax.Array) -> jax.Array:
+        """[...] int32 -> the residual stream [..., emb_size] float32."""
+        return self._embed(tokens) * self.config.embedding_multiplier_scale
 
     @hk.name_like("__call__")
     def decode(self, h: jax.Array) -> jax.Array:
-        """[rows, emb_size] float -> logits [rows, local vocabulary] float32."""
+        """[rows, emb_size] float32 -> logits [rows, local vocabulary] float32."""
         normed = RMSNorm(self.config.rms_norm_eps, "rms_norm")(h)
         return self._embed.decode(normed) * self.config.output_multiplier_scale
 
@@ -118,12 +121,13 @@ def forward(
 
     Args:
       tokens: [batch, length] int32.
+      dtype: of the inputs of products: float32 or bfloat16.
 
     Returns:
       Logits [batch, length, vocab_size] float32, and each layer's routing.
     """
-    transformer = Transformer(config, experts)
+    transformer = Transformer(config, dtype, experts)
     model = LanguageModel(config)
-    h, routings = transformer(model.encode(tokens, dtype))
+    h, routings = transformer(model.encode(tokens))
     logits = model.decode(h.reshape(-1, config.emb_size))
     return logits.reshape(*tokens.shape, config.vocab_size), routings
