@@ -12,12 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from grok1_backend.engine.requests import TOP_TOKENS, SamplingParams
 from grok1_backend.engine.runner_api import DecodeRow, PrefillRow, PromptScores, StepOutput
 
 EMPTY = -1
+
+
+def require(condition: bool, message: str) -> None:
+    """Fails the test by an exception that the engine does not take for one of the device."""
+    if not condition:
+        pytest.fail(message)
 
 
 def draw(history: Sequence[int], seed: int, vocab_size: int) -> int:
@@ -56,7 +63,7 @@ class FakeStep:
     error: Exception | None = None
 
     def result(self) -> StepOutput:
-        assert self.number > self.runner.last_read, "results are read out of order"
+        require(self.number > self.runner.last_read, "results are read out of order")
         self.runner.last_read = self.number
         if self.error is not None:
             raise self.error
@@ -95,6 +102,7 @@ class FakeRunner:
     """Whether a page is in one block table only and its content is not published."""
     calls: list[tuple[str, tuple[tuple[int, int], ...]]] = field(default_factory=list)
     """(kind, ((slot, tokens), ...)) of each call, in order."""
+    num_steps: int = 0
     last_read: int = 0
     recoveries: int = 0
 
@@ -113,16 +121,19 @@ class FakeRunner:
     def start_slot(
         self, slot: int, sampling: SamplingParams, history: NDArray[np.int32], num_prompt: int
     ) -> None:
-        assert 0 <= slot < self.num_slots
-        assert sampling.seed is not None
-        assert sampling.end_ids is not None
-        assert 0 < num_prompt <= len(history) <= self.context_length
-        assert history.dtype == np.int32
+        require(0 <= slot < self.num_slots, "no such slot")
+        require(sampling.seed is not None, "no seed")
+        require(sampling.end_ids is not None, "no end ids")
+        require(
+            0 < num_prompt <= len(history) <= self.context_length,
+            "the history's length",
+        )
+        require(history.dtype == np.int32, "the history's type")
         self.before_call("start", [slot])
         self.slots[slot] = FakeSlot(sampling, history.tolist())
 
     def prefill(self, rows: Sequence[PrefillRow]) -> FakeStep:
-        assert 0 < len(rows) <= self.max_prefill_rows
+        require(0 < len(rows) <= self.max_prefill_rows, "the number of rows")
         self._record("prefill", [(row.slot, len(row.tokens)) for row in rows])
         return self._step("prefill", [(row.slot, self._prefill_row(row)) for row in rows])
 
@@ -137,41 +148,50 @@ class FakeRunner:
         return step
 
     def decode(self, rows: Sequence[DecodeRow]) -> FakeStep:
-        assert 0 < len(rows) <= self.num_slots
+        require(0 < len(rows) <= self.num_slots, "the number of rows")
         self._record("decode", [(row.slot, 1) for row in rows])
         drawn = []
         for row in rows:
             slot = self.slots[row.slot]
-            assert slot.sampled, "a decode step before the slot's first token"
-            assert len(slot.history) < self.context_length
+            require(slot.sampled, "a decode step before the slot's first token")
+            require(len(slot.history) < self.context_length, "a token beyond the context")
             drawn.append((row.slot, self._write(slot, row.pages, slot.history[-1:], sample=True)))
         return self._step("decode", drawn)
 
     def _prefill_row(self, row: PrefillRow) -> int:
-        assert 0 < len(row.tokens) <= self.max_prefill_tokens
+        require(
+            0 < len(row.tokens) <= self.max_prefill_tokens,
+            "the chunk's length",
+        )
         slot = self.slots[row.slot]
-        assert not slot.sampled, "a prefill after the slot's first token"
-        assert row.start == slot.num_written or slot.num_written == 0
+        require(not slot.sampled, "a prefill after the slot's first token")
+        require(
+            row.start == slot.num_written or slot.num_written == 0,
+            "a gap between chunks",
+        )
         slot.num_written = row.start
         end = row.start + len(row.tokens)
-        assert slot.history[row.start : end] == row.tokens.tolist()
-        assert not row.sample or end == len(slot.history)
+        require(
+            slot.history[row.start : end] == row.tokens.tolist(),
+            "a chunk of another history",
+        )
+        require(not row.sample or end == len(slot.history), "a draw inside the history")
         return self._write(slot, row.pages, row.tokens.tolist(), sample=row.sample)
 
     def _write(
         self, slot: FakeSlot, pages: Sequence[int], tokens: list[int], *, sample: bool
     ) -> int:
         """Writes the tokens after those written; returns the token drawn, or EMPTY."""
-        assert len(set(pages)) == len(pages), "a page twice in one block table"
+        require(len(set(pages)) == len(pages), "a page twice in one block table")
         start = slot.num_written
         slot.num_written = end = start + len(tokens)
-        assert len(pages) * self.page_size >= end, "the block table is too short"
+        require(len(pages) * self.page_size >= end, "the block table is too short")
         for position, token in enumerate(tokens, start):
             page = pages[position // self.page_size]
-            assert self.may_write(page), f"page {page} is shared or published, and written to"
+            require(self.may_write(page), f"page {page} is shared or published, and written to")
             self.kv[page, position % self.page_size] = token
         seen = self.kv[list(pages)].reshape(-1)[:end].tolist()
-        assert seen == slot.history[:end], "attention would see another request's KV"
+        require(seen == slot.history[:end], "attention would see another request's KV")
         if not sample:
             return EMPTY
         token = draw(seen, slot.sampling.seed or 0, self.vocab_size)
@@ -181,7 +201,7 @@ class FakeRunner:
 
     def _record(self, kind: str, rows: list[tuple[int, int]]) -> None:
         slots = [slot for slot, _ in rows]
-        assert len(set(slots)) == len(slots), "a slot twice in one call"
+        require(len(set(slots)) == len(slots), "a slot twice in one call")
         self.before_call(kind, slots)
         self.calls.append((kind, tuple(rows)))
 
@@ -195,4 +215,5 @@ class FakeRunner:
             finite=np.array([not self.not_finite(slot) for slot, _ in drawn], np.bool_),
         )
         error = self.result_error(kind, [slot for slot, _ in drawn])
-        return FakeStep(self, len(self.calls), output, error=error)
+        self.num_steps += 1
+        return FakeStep(self, self.num_steps, output, error=error)

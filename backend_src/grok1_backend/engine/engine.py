@@ -264,7 +264,13 @@ class Engine:
             with self._lock:
                 self._refusal = reason.message
         for generation in list(self._live.values()):
-            self._scheduler.finish(generation, FinishReason.ERROR, reason)
+            try:
+                self._scheduler.finish(generation, FinishReason.ERROR, reason)
+            except Exception:  # a defect of the bookkeeping; the caller must hear of it even so
+                logger.exception("request %r left unclean", generation.request.request_id)
+                generation.finish(FinishReason.ERROR, reason)
+        self._arrivals.clear()
+        self._aborts.clear()
 
     def _turn(self) -> bool:
         """Takes in what callers asked for since the last turn, and does a step; False if idle."""

@@ -201,6 +201,7 @@ class Generation:
         if error is not None:
             self._prompt_log_probs = self._prompt_top_ids = None  # perhaps not complete
         self._send(self.length - self.num_prompt, reason, error, text_trim)
+        self._sink = _drop  # whoever still holds this request must not hold its client
 
     def _send(
         self,
@@ -243,4 +244,4 @@ class Generation:
 
 
 def _drop(event: TokenEvent) -> None:
-    """The sink of a request whose own one raised."""
+    """The sink of a request that has ended, or whose own sink raised."""

@@ -122,7 +122,7 @@ class Scheduler:
             self._meter.stepped(num_decoded, num_prefilled)
         for call in unread:
             self._collect(call)
-        return bool(unread or self._unread)
+        return bool(unread or self._unread or self._waiting)
 
     def _reserve(self) -> list[Generation]:
         """Gets each stream its page for one more token, if need be from the youngest request."""
@@ -156,6 +156,7 @@ class Scheduler:
                 self._runner.start_slot(first.slot, first.sampling, history, first.num_prompt)
             except Exception as error:
                 self._fail([first], error)
+                return
 
     def _prefill(self) -> int:
         """Dispatches a chunk of the admitted prompts; returns its tokens."""

@@ -43,13 +43,12 @@ class LazyHeap(Generic[Item]):
         self._last_serial += 1
         self._serials[item] = self._last_serial
         heapq.heappush(self._heap, (key, self._last_serial, item))
-        if len(self._heap) > 2 * len(self._serials) + 64:
-            self._heap = [entry for entry in self._heap if self._valid(entry)]
-            heapq.heapify(self._heap)
+        self._compact()
 
     def remove(self, item: Item) -> None:
         """Removes the item if it is here."""
-        self._serials.pop(item, None)
+        if self._serials.pop(item, None) is not None:
+            self._compact()
 
     def first(self) -> tuple[float, Item] | None:
         """The least key's first part and its item, or None when empty."""
@@ -59,6 +58,11 @@ class LazyHeap(Generic[Item]):
             return None
         key, _, item = self._heap[0]
         return key[0], item
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._serials) + 8:
+            self._heap = [entry for entry in self._heap if self._valid(entry)]
+            heapq.heapify(self._heap)
 
     def _valid(self, entry: tuple[tuple[float, ...], int, Item]) -> bool:
         return self._serials.get(entry[2]) == entry[1]
