@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -122,6 +123,20 @@ def test_serves_until_a_signal_and_leaves_nothing(
     assert launcher.leftovers() != launcher.processes()  # shared memory is in use
     launcher.process.send_signal(stop)
     assert launcher.exit_code() == 0
+    assert launcher.leftovers() == []
+
+
+def test_a_stream_that_does_not_end_does_not_hold_up_the_stop(
+    launch: Callable[..., Launcher],
+) -> None:
+    launcher = launch("--exit-timeout", "1")
+    launcher.read_until("Serving")
+    url = f"http://127.0.0.1:{launcher.ports[0]}/v2/models/grok1_generate/generate_stream"
+    body = b'{"text_input": "never (pause) more"}'
+    with urllib.request.urlopen(url, body, timeout=SECONDS) as stream:
+        assert b" never" in stream.readline()
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.exit_code() == 0
     assert launcher.leftovers() == []
 
 

@@ -25,7 +25,7 @@ from grok1_backend.server.wheel import find_wheel
 _POLL_SECONDS = 0.1
 # What the end of a server may take before it is killed: unloading comes on top of the exit timeout;
 # while it still loads, tritonserver looks at no signal and has no request to wait for.
-_UNLOAD_SECONDS = 10
+_UNLOAD_SECONDS = 5
 _LOADING_SECONDS = 1
 _SHARED_MEMORY = Path("/dev/shm")
 _LOG_ARGUMENTS = {

@@ -1,6 +1,7 @@
 """Answers a prompt with its own words, one response each."""
 
 import os
+import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -20,4 +21,6 @@ class TritonPythonModel:
             for word in prompt.split():
                 text = pb_utils.Tensor("text_output", np.array([[b" " + word]], dtype=np.object_))
                 sender.send(pb_utils.InferenceResponse([text]))
+                if word == b"(pause)":
+                    time.sleep(3600)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
