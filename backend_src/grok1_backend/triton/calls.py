@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from grok1_backend.triton.interface import ABORT, GROK1, INPUT_IDS, Tensors
+from grok1_backend.triton.interface import ABORT, ACKNOWLEDGE, GROK1, INPUT_IDS, Tensors
 from grok1_backend.triton.responses import from_triton
 
 _ONE_TURN = (
@@ -44,6 +44,9 @@ class Call:
           EngineError: what `grok1` answered with.
         """
         tensors = {name: array for name, array in self.settings.items() if name in _INPUTS}
+        # Without it, prompts that wait in the engine's queue would hold all threads by which the
+        # server takes the responses of the calling model, and stall those that are running.
+        tensors[ACKNOWLEDGE.name] = ACKNOWLEDGE.tensor(True)
         tensors[INPUT_IDS.name] = INPUT_IDS.tensor(self.prompt_ids)
         return _execute(tensors, self.wanted, self.request_id, dict(self.parameters), self.timeout)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from grok1_backend.engine.errors import EngineError, ErrorCode, invalid
 from grok1_backend.engine.requests import EventSink, FinishReason, GenerationRequest, TokenEvent
 from grok1_backend.triton.cancellation import CancellationWatch
-from grok1_backend.triton.interface import ABORT, DRAIN, MAX_DRAIN_SECONDS
+from grok1_backend.triton.interface import ABORT, ACKNOWLEDGE, DRAIN, MAX_DRAIN_SECONDS
 from grok1_backend.triton.outputs import event_tensors, merge, report
 from grok1_backend.triton.parsing import ClientRequest, Generation, RequestParser
 from grok1_backend.triton.requests import client_requests
@@ -57,7 +57,7 @@ class EngineModel:
             elif DRAIN.name in client.tensors:
                 self._drain(client, stream)
             else:
-                self._generate(self._parser.parse(client), stream)
+                self._generate(client, stream)
 
     def close(self) -> None:
         """Ends all requests, and the threads."""
@@ -65,10 +65,14 @@ class EngineModel:
         self._sender.close()
         self._watch.close()
 
-    def _generate(self, generation: Generation, stream: ResponseStream) -> None:
+    def _generate(self, client: ClientRequest, stream: ResponseStream) -> None:
+        generation = self._parser.parse(client)
         request_id = generation.request.request_id
         self._engine.submit(generation.request, self._sender.sink(generation, stream))
-        self._watch.watch(stream, lambda: self._engine.abort(request_id))
+        if ACKNOWLEDGE.name in client.tensors:
+            stream.send({}, final=False)  # the calling model watches the client itself
+        else:
+            self._watch.watch(stream, lambda: self._engine.abort(request_id))
 
     def _abort(self, client: ClientRequest, stream: ResponseStream) -> None:
         target = from_tensor(ABORT, client.tensors[ABORT.name])

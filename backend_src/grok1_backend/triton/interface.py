@@ -285,6 +285,14 @@ PROMPT_TEXT = Input(
     limit="UTF-8",
 )
 
+ACKNOWLEDGE = Input(
+    "acknowledge",
+    "TYPE_BOOL",
+    (1,),
+    "Sent by models that call this one: an empty response comes as soon as the request is taken "
+    "in, as a call keeps one of few threads of the server until its first response; and the "
+    "caller cancels by `abort`.",
+)
 ABORT = Input(
     "abort",
     "TYPE_STRING",
@@ -395,7 +403,7 @@ TEXT_OUTPUTS = (TEXT_OUTPUT, *TOKEN_OUTPUTS)
 
 GROK1 = Model(
     "grok1",
-    (INPUT_IDS, PROMPT_TEXT, *ENGINE_SETTINGS, ABORT, DRAIN),
+    (INPUT_IDS, PROMPT_TEXT, *ENGINE_SETTINGS, ACKNOWLEDGE, ABORT, DRAIN),
     (*TOKEN_OUTPUTS, TEXT_TRIM, PROMPT_TEXT),
     decoupled=True,
 )
