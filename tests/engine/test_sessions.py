@@ -181,6 +181,18 @@ def test_a_turn_cancelled_before_its_first_token_was_never_sent() -> None:
     engine.assert_nothing_left()
 
 
+def test_turns_that_end_together_before_they_start_do_not_come_back() -> None:
+    engine = SteppedEngine(FakeRunner())
+    answers = [
+        engine.ask("1", [1], 4, session=START, deadline=5.0),
+        engine.ask("2", [2], 4, session=GO_ON, deadline=5.0),
+    ]
+    engine.now = 5.0
+    engine.settle()
+    assert [answer.tokens for answer in answers] == [[], []]
+    engine.assert_nothing_left()
+
+
 def test_a_session_outlives_its_lifetime_not() -> None:
     engine = SteppedEngine(
         FakeRunner(), EngineSettings(session_lifetime=50.0, max_generation_time=40.0)

@@ -283,18 +283,21 @@ class Engine:
                 endings.append((first[1], self._too_late(first[1], now)))
             self._sessions.expire(now)
         self._pages.expire(now - self.settings.page_idle_time)
-        for generation in arrivals:
+        for generation in filter(self._lives, arrivals):
             try:
                 self._check_fit(generation)  # a session's history may have grown since
                 self._scheduler.add(generation)
             except EngineError as refusal:
                 endings.append((generation, refusal))
         for generation, error in endings:
-            if self._live.get(generation.request.request_id) is generation:
+            if self._lives(generation):
                 cancelled = error.code is ErrorCode.CANCELLED
                 reason = FinishReason.CANCELLED if cancelled else FinishReason.ERROR
                 self._scheduler.finish(generation, reason, error)
         return self._scheduler.step()
+
+    def _lives(self, generation: Generation) -> bool:
+        return self._live.get(generation.request.request_id) is generation
 
     def _too_late(self, generation: Generation, now: float) -> EngineError:
         deadline = generation.request.deadline
