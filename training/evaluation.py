@@ -11,7 +11,7 @@ import numpy as np
 
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.transformer import forward
-from training.objective import Params, cross_entropy
+from training.objective import Params, StoredParams, cross_entropy
 from training.tokenizer import BOS, PAD, Tokens
 
 WINDOW = 512
@@ -23,20 +23,22 @@ class ModelScorer:
     """Scores windows of tokens; compiled once, for any parameters of the config."""
 
     def __init__(self, config: GrokConfig) -> None:
-        model = hk.without_apply_rng(hk.transform(lambda tokens: forward(tokens, config)))
+        model = hk.transform(lambda tokens: forward(tokens, config))
 
-        def score(params: Params, tokens: jax.Array) -> jax.Array:
-            logits, _ = model.apply(params, tokens[:, :-1])
+        def score(params: Params | StoredParams, tokens: jax.Array) -> jax.Array:
+            logits, _ = model.apply(params, None, tokens[:, :-1])
             return cross_entropy(logits, tokens[:, 1:]) / math.log(2)
 
         self._score = jax.jit(score)
 
-    def bits(self, params: Params, windows: Tokens) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    def bits(
+        self, params: Params | StoredParams, windows: Tokens
+    ) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
         """Bits of each token but the first: [BATCH, n + 1] -> [BATCH, n]."""
         return np.asarray(self._score(params, jnp.asarray(windows)))
 
 
-def bits_of_stream(scorer: ModelScorer, params: Params, stream: Tokens) -> float:
+def bits_of_stream(scorer: ModelScorer, params: Params | StoredParams, stream: Tokens) -> float:
     """Bits of all tokens of a stream [tokens] but its first, which must be `BOS`.
 
     Windows of `WINDOW` tokens move on by `STRIDE`; only what a window adds is counted, so that a

@@ -37,8 +37,8 @@ class _Order:
             keys=keys,
             discounted=counts - discounts,
             contexts=contexts,
-            totals=np.bincount(place, weights=counts),
-            reserved=np.bincount(place, weights=discounts),
+            totals=np.bincount(place, weights=counts).astype(np.float64),
+            reserved=np.bincount(place, weights=discounts).astype(np.float64),
         )
 
     def interpolate(self, keys: Ints, vocab_size: int, lower: Floats) -> Floats:

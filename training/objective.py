@@ -11,9 +11,11 @@ import jax.numpy as jnp
 
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.moe import ExpertWeights, Routing, expert
+from grok1_backend.model.quantization import QuantizedWeight8bit
 from grok1_backend.model.transformer import forward
 
 Params = dict[str, dict[str, jax.Array]]  # Haiku's: module path -> parameter name -> array
+StoredParams = dict[str, dict[str, jax.Array | QuantizedWeight8bit]]  # as in the checkpoint
 
 CAPACITY_FACTOR = 1.25
 """Rows an expert can take in training, over the mean. The balance loss keeps overflow rare."""
@@ -49,7 +51,9 @@ def capacity_experts(
         return None, expert(rows_of_one, ExpertWeights(*matrices), jnp.int32(0))
 
     # `expert` indexes a stack of experts: here a stack of one, so that the gradient is no larger.
-    stacked = [w[:, None] for w in (weights.linear, weights.linear_v, weights.linear_1)]
+    stacked = [
+        jnp.asarray(w)[:, None] for w in (weights.linear, weights.linear_v, weights.linear_1)
+    ]
     _, outputs = jax.lax.scan(one, None, (gathered, *stacked))
     outputs = jnp.pad(outputs.reshape(num_experts * capacity, -1), ((0, 1), (0, 0)))
     return jnp.einsum("rsd,rs->rd", outputs[slot].reshape(rows, selected, -1), routing.gates)
@@ -70,12 +74,10 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 def make_loss(config: GrokConfig) -> Any:
     """The training loss (params, tokens [batch, length + 1]) -> (loss, cross-entropy), in nats."""
-    model = hk.without_apply_rng(
-        hk.transform(lambda tokens: forward(tokens, config, experts=capacity_experts))
-    )
+    model = hk.transform(lambda tokens: forward(tokens, config, experts=capacity_experts))
 
     def loss(params: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits, routings = model.apply(params, tokens[:, :-1])
+        logits, routings = model.apply(params, None, tokens[:, :-1])
         nats = jnp.mean(cross_entropy(logits, tokens[:, 1:]))
         balance = sum(balance_loss(routing) for routing in routings) / len(routings)
         return nats + BALANCE_WEIGHT * balance, nats

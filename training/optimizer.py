@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from training.objective import Params
 
@@ -68,8 +69,12 @@ def update(
     muon_rate: jax.Array,
     adam_rate: jax.Array,
     weight_decay: float,
+    shares: NamedSharding | None = None,
 ) -> tuple[Params, OptimizerState]:
-    """One step; weight decay is decoupled, on Muon's matrices only."""
+    """One step; weight decay is decoupled, on Muon's matrices only.
+
+    `shares` splits the leading axis of stacks of matrices: each device orthogonalises some.
+    """
     step = state.step + 1
     beta1, beta2 = ADAM_BETAS
 
@@ -78,7 +83,10 @@ def update(
         rows, columns = p.shape[-2:]
         # The scale that gives every shape an update of the same root mean square per output.
         scale = max(1.0, columns / rows) ** 0.5
-        direction = orthogonalize(g + MOMENTUM * m) * scale
+        target = g + MOMENTUM * m
+        if shares is not None and target.ndim == 3:
+            target = jax.lax.with_sharding_constraint(target, shares)
+        direction = orthogonalize(target) * scale
         return p * (1 - muon_rate * weight_decay) - muon_rate * direction, m, v
 
     def adam(p: jax.Array, g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:

@@ -7,6 +7,7 @@ from training.tokenizer import VOCAB_SIZE
 
 SEED = 1
 TOKENS_PER_STEP = 4096
+DEVICES = 2  # host devices that share a step, one core each: fewer waits than threads in one
 # (share of the steps, sequence length): attention over short sequences is cheaper, and most of
 # what two cores can learn in an hour lies within 128 tokens.
 SEQUENCE_STAGES = ((0.5, 128), (0.35, 256), (0.12, 512), (0.03, 1024))

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import sentencepiece
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from training.corpus import load_corpus
 from training.evaluation import ModelScorer, bits_of_stream
@@ -25,6 +26,7 @@ from training.objective import Params, init_params, make_loss
 from training.optimizer import OptimizerState, init_state, update
 from training.settings import (
     ADAM_RATE,
+    DEVICES,
     MUON_RATE,
     SEED,
     TOKENS_PER_STEP,
@@ -64,17 +66,36 @@ class Batches:
         return np.concatenate([np.full((batch, 1), BOS, np.int32), windows], axis=1)
 
 
-def make_step(loss: Any) -> Any:
-    """One jitted training step; parameters and optimizer state are donated."""
+def make_step(loss: Any, mesh: Mesh) -> Any:
+    """One jitted training step over a mesh of the axis `data`; its state is donated.
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    Each device takes its share of the batch with its own experts' capacities, and orthogonalises
+    its share of the experts.
+    """
+
+    def mean_gradient(params: Params, tokens: jax.Array) -> tuple[Params, jax.Array]:
+        grads, nats = jax.grad(loss, has_aux=True)(params, tokens)
+        return jax.lax.pmean(grads, "data"), jax.lax.pmean(nats, "data")
+
+    everywhere, split = PartitionSpec(), PartitionSpec("data")
+    gradient = jax.shard_map(
+        mean_gradient,
+        mesh=mesh,
+        in_specs=(everywhere, split),
+        out_specs=everywhere,
+        check_vma=False,
+    )
+
+    @functools.partial(
+        jax.jit, donate_argnums=(0, 1), out_shardings=NamedSharding(mesh, everywhere)
+    )
     def step(
         params: Params, state: OptimizerState, tokens: jax.Array, factor: jax.Array
     ) -> tuple[Params, OptimizerState, jax.Array]:
-        grads, nats = jax.grad(loss, has_aux=True)(params, tokens)
-        params, state = update(
-            params, grads, state, MUON_RATE * factor, ADAM_RATE * factor, WEIGHT_DECAY
-        )
+        grads, nats = gradient(params, tokens)
+        rates = MUON_RATE * factor, ADAM_RATE * factor
+        shares = NamedSharding(mesh, split)
+        params, state = update(params, grads, state, *rates, WEIGHT_DECAY, shares)
         return params, state, nats
 
     return step
@@ -90,6 +111,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = _arguments()
+    jax.config.update("jax_num_cpu_devices", DEVICES)
     args.run.mkdir(parents=True, exist_ok=True)
     corpus, config = load_corpus(args.packages), model_config()
     tokenizer_path, state_path = args.run / "tokenizer.model", args.run / "state.pickle"
@@ -106,7 +128,9 @@ def main() -> None:
         params, state, seconds = pickle.loads(state_path.read_bytes())
         for done in range(int(state.step)):  # the batches go on where they were
             batches.next(sequence_length(done, args.steps))
-    step, scorer = make_step(make_loss(config)), ModelScorer(config)
+    mesh = jax.make_mesh((DEVICES,), ("data",))
+    params, state = jax.device_put((params, state), NamedSharding(mesh, PartitionSpec()))
+    step, scorer = make_step(make_loss(config), mesh), ModelScorer(config)
 
     losses: list[jax.Array] = []
     started = time.monotonic()

@@ -1,0 +1,6 @@
+"""The training scripts stand at the top of the repository, outside the package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
