@@ -17,6 +17,7 @@ from grok1_backend.engine.errors import EngineError, ErrorCode, invalid
 from grok1_backend.engine.requests import EventSink, FinishReason, GenerationRequest, TokenEvent
 from grok1_backend.triton.cancellation import CancellationWatch
 from grok1_backend.triton.interface import ABORT, ACKNOWLEDGE, DRAIN, MAX_DRAIN_SECONDS
+from grok1_backend.triton.metrics import Metrics
 from grok1_backend.triton.outputs import event_tensors, merge, report
 from grok1_backend.triton.parsing import ClientRequest, Generation, RequestParser
 from grok1_backend.triton.requests import client_requests
@@ -41,9 +42,10 @@ class Engine(Protocol):
 class EngineModel:
     """The engine behind Triton's requests."""
 
-    def __init__(self, engine: Engine, parser: RequestParser) -> None:
+    def __init__(self, engine: Engine, parser: RequestParser, metrics: Metrics) -> None:
         self._engine = engine
         self._parser = parser
+        self._metrics = metrics
         self._watch = CancellationWatch()
         self._sender = EventSender()
 
@@ -64,6 +66,7 @@ class EngineModel:
         self._engine.close()
         self._sender.close()
         self._watch.close()
+        self._metrics.close()
 
     def _generate(self, client: ClientRequest, stream: ResponseStream) -> None:
         generation = self._parser.parse(client)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from grok1_backend.engine.build import ModelDirectory, build_engine
 from grok1_backend.triton.engine_model import EngineModel
 from grok1_backend.triton.environment import model_directory, model_parameters, num_slots
+from grok1_backend.triton.metrics import Metrics, MetricsObserver
 from grok1_backend.triton.parsing import RequestParser
-
-logger = logging.getLogger(__name__)
 
 
 def load_engine_model(arguments: Mapping[str, str]) -> EngineModel:
@@ -27,4 +25,7 @@ def load_engine_model(arguments: Mapping[str, str]) -> EngineModel:
         default_max_tokens=directory.engine.default_max_tokens,
         tokenizer=directory.tokenizer(),
     )
-    return EngineModel(build_engine(path, num_slots=slots), parser)
+    observer = MetricsObserver()
+    engine = build_engine(path, num_slots=slots, observer=observer)
+    labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
+    return EngineModel(engine, parser, Metrics(labels, engine.stats, observer))
