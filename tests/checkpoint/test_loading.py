@@ -17,7 +17,7 @@ import pytest
 from checkpoint_files import GOLDEN, golden_config, needs_golden
 
 from grok1_backend.checkpoint import loading
-from grok1_backend.checkpoint.arrays import CheckpointError
+from grok1_backend.checkpoint.arrays import Array, CheckpointError
 from grok1_backend.checkpoint.loading import load_parameters
 from grok1_backend.checkpoint.pickling import write_leaf
 from grok1_backend.checkpoint.released import save_parameters
@@ -96,6 +96,21 @@ def test_large_stacks_are_filled_in_place(monkeypatch: pytest.MonkeyPatch) -> No
     load_parameters(GOLDEN / "ckpt-0", golden_config(), create_mesh(), run_bytes=1)
     assert len(pointers) == 3 * (12 + 7)  # layers, kinds of leaves, kinds of scales
     assert all(before == after for before, after in pointers)
+
+
+def test_on_cpu_parameters_stay_where_they_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second copy at all: JAX takes over the memory that the files were read into."""
+    buffers: set[int] = set()
+    real = loading._empty
+
+    def empty(*arguments: Any) -> Array:
+        array = real(*arguments)
+        buffers.add(array.ctypes.data)
+        return array
+
+    monkeypatch.setattr(loading, "_empty", empty)
+    loaded = load_parameters(GOLDEN / "ckpt-0", golden_config(), create_mesh())
+    assert {array.unsafe_buffer_pointer() for array in jax.tree.leaves(loaded)} == buffers
 
 
 @pytest.fixture

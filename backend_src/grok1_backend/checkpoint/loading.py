@@ -3,12 +3,14 @@
 Every process reads what its own devices hold, and no more than the file's order of bytes makes
 necessary. A stack comes in runs of layers of about `RUN_BYTES`: while one run is copied to the
 devices the threads read the next, so that beside the parameters themselves the host holds two
-runs at a time.
+runs at a time. On CPU, where JAX takes over suitable host memory as it is, a run is a whole
+stack, read straight to where it stays.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,10 +38,9 @@ from grok1_backend.model.partition import (
 from grok1_backend.model.quantization import QuantizedWeight8bit
 
 RUN_BYTES = 256 * 2**20
-"""How much of a stack is in flight at a time (at least one layer)."""
 _THREADS = 16
 _ALIGNMENT = 64
-"""On CPU, JAX takes over host memory so aligned without a copy."""
+"""Host memory so aligned is taken over by JAX on CPU without a copy."""
 
 
 def load_parameters(
@@ -48,20 +49,23 @@ def load_parameters(
     mesh: Mesh,
     progress: Progress | None = None,
     *,
-    run_bytes: int = RUN_BYTES,
+    run_bytes: int | None = None,
 ) -> Parameters:
     """Loads a checkpoint of either format onto a mesh.
 
     Args:
       path: the checkpoint's directory.
       progress: called with the bytes read so far by this process, and all it will read.
-      run_bytes: see the module's docstring.
+      run_bytes: how much of a stack is in flight at a time, at least one layer; by default
+        `RUN_BYTES`, and on CPU all of it.
 
     Raises:
       CheckpointError: anything wrong with the checkpoint; it is found before memory is taken on
         a device unless a file changes in the meantime, and nothing stays half-loaded.
     """
     stacks = _stacks(open_checkpoint(path, config), config, mesh)
+    if run_bytes is None:
+        run_bytes = sys.maxsize if mesh.devices.flat[0].platform == "cpu" else RUN_BYTES
     runs = [run for stack in stacks for run in stack.runs(run_bytes)]
     arrays: dict[_Stack, jax.Array] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
