@@ -24,12 +24,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """The project's models on the embedded weights: started on first use, one for all tests."""
+    """The project's models on the embedded weights, and an example's: started on first use, one for all tests."""
     # Kept between sessions; the server's log goes with the session's other files.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     http_port, grpc_port, metrics_port = free_ports(3)
     options = ServerOptions(
-        model_repositories=(ROOT / "model_repository",),
+        model_repositories=(
+            ROOT / "model_repository",
+            ROOT / "client_examples" / "custom_ensemble" / "model_repository",
+        ),
         model=ROOT / "embedded_model",
         http_port=http_port,
         grpc_port=grpc_port,

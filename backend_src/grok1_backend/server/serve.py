@@ -100,7 +100,8 @@ def run(arguments: argparse.Namespace) -> None:
         exit_timeout=arguments.exit_timeout,
         cache_dir=arguments.cache_dir,
     )
-    # An orderly stop on either signal: both end up in the `with` block's exit.
+    # An orderly stop on either, also in a background job, where SIGINT is ignored at first.
+    signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     started = time.monotonic()
 
