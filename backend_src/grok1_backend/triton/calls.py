@@ -13,8 +13,17 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from grok1_backend.triton.interface import ABORT, ACKNOWLEDGE, GROK1, INPUT_IDS, Tensors
-from grok1_backend.triton.responses import from_triton
+from grok1_backend.engine.errors import EngineError, ErrorCode
+from grok1_backend.triton.interface import (
+    ABORT,
+    ERROR,
+    FINISH_REASON,
+    GROK1,
+    INPUT_IDS,
+    INTERNAL,
+    Tensors,
+)
+from grok1_backend.triton.values import from_tensor
 
 _ONE_TURN = (
     pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
@@ -35,7 +44,7 @@ class Call:
     timeout: int = 0
     """Microseconds; 0: none."""
     wanted: tuple[str, ...]
-    """Names of the outputs to send."""
+    """Names of the outputs to send, `finish_reason` among them."""
 
     def replies(self) -> Iterator[Tensors]:
         """The responses as they come; blocks between them. To be read to its end.
@@ -44,40 +53,42 @@ class Call:
           EngineError: what `grok1` answered with.
         """
         tensors = {name: array for name, array in self.settings.items() if name in _INPUTS}
-        # Without it, prompts that wait in the engine's queue would hold all threads by which the
-        # server takes the responses of the calling model, and stall those that are running.
-        tensors[ACKNOWLEDGE.name] = ACKNOWLEDGE.tensor(True)
         tensors[INPUT_IDS.name] = INPUT_IDS.tensor(self.prompt_ids)
-        return _execute(tensors, self.wanted, self.request_id, dict(self.parameters), self.timeout)
+        finished = False
+        for reply in self._execute(tensors, self.wanted, self.request_id):
+            finished = reply[FINISH_REASON.name].item() != b""
+            yield reply
+        if not finished:
+            raise EngineError(ErrorCode.INTERNAL, "grok1 ended without an answer")
 
     def abort(self) -> None:
         """Cancels the generation, if it runs."""
-        for _ in _execute({ABORT.name: ABORT.tensor(self.request_id)}, ("request_id",)):
+        tensors: Tensors = {ABORT.name: ABORT.tensor(self.request_id)}
+        for _ in self._execute(tensors, (FINISH_REASON.name,), ""):
             pass
 
-
-def _execute(
-    tensors: Tensors,
-    wanted: tuple[str, ...],
-    request_id: str = "",
-    parameters: Mapping[str, Any] | None = None,
-    timeout: int = 0,
-) -> Iterator[Tensors]:
-    request = pb_utils.InferenceRequest(
-        model_name=GROK1.name,
-        request_id=request_id,
-        correlation_id=uuid.uuid4().hex,
-        flags=_ONE_TURN,
-        inputs=[pb_utils.Tensor(name, array) for name, array in tensors.items()],
-        requested_output_names=list(wanted),
-        parameters=parameters or {},
-        timeout=timeout,
-    )
-    for response in request.exec(decoupled=True):
-        if response.has_error():
-            raise from_triton(response.error())
-        outputs = {
-            tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()
-        }
-        if outputs:
-            yield outputs
+    def _execute(
+        self, tensors: Tensors, wanted: tuple[str, ...], request_id: str
+    ) -> Iterator[Tensors]:
+        tensors = tensors | {INTERNAL.name: INTERNAL.tensor(True)}
+        request = pb_utils.InferenceRequest(
+            model_name=GROK1.name,
+            request_id=request_id,
+            correlation_id=uuid.uuid4().hex,
+            flags=_ONE_TURN,
+            inputs=[pb_utils.Tensor(name, array) for name, array in tensors.items()],
+            requested_output_names=[*wanted, ERROR.name],
+            parameters=dict(self.parameters),
+            timeout=self.timeout,
+        )
+        for response in request.exec(decoupled=True):
+            if response.has_error():  # of Triton; `grok1` sends its own as an output
+                raise EngineError(ErrorCode.INTERNAL, response.error().message())
+            outputs = {
+                tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()
+            }
+            if ERROR.name in outputs:
+                code, message = from_tensor(ERROR, outputs[ERROR.name])
+                raise EngineError(ErrorCode(code), message)
+            if outputs:
+                yield outputs

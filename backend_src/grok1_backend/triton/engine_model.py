@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from grok1_backend.engine.errors import EngineError, ErrorCode, invalid
 from grok1_backend.engine.requests import EventSink, FinishReason, GenerationRequest, TokenEvent
 from grok1_backend.triton.cancellation import CancellationWatch
-from grok1_backend.triton.interface import ABORT, ACKNOWLEDGE, DRAIN, MAX_DRAIN_SECONDS
+from grok1_backend.triton.interface import ABORT, DRAIN, INTERNAL, MAX_DRAIN_SECONDS
 from grok1_backend.triton.metrics import Metrics
 from grok1_backend.triton.outputs import event_tensors, merge, report
 from grok1_backend.triton.parsing import ClientRequest, Generation, RequestParser
@@ -54,6 +54,7 @@ class EngineModel:
         stream = ResponseStream(request)
         with answering(stream):
             (client,) = client_requests(request)
+            stream.errors_as_outputs = INTERNAL.name in client.tensors
             if ABORT.name in client.tensors:
                 self._abort(client, stream)
             elif DRAIN.name in client.tensors:
@@ -72,8 +73,10 @@ class EngineModel:
         generation = self._parser.parse(client)
         request_id = generation.request.request_id
         self._engine.submit(generation.request, self._sender.sink(generation, stream))
-        if ACKNOWLEDGE.name in client.tensors:
-            stream.send({}, final=False)  # the calling model watches the client itself
+        if stream.errors_as_outputs:
+            # A call holds one of few threads of the server until its first response: prompts that
+            # wait in the queue would stall the running streams of the calling model.
+            stream.send({}, final=False)
         else:
             self._watch.watch(stream, lambda: self._engine.abort(request_id))
 

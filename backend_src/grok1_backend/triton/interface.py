@@ -285,13 +285,12 @@ PROMPT_TEXT = Input(
     limit="UTF-8",
 )
 
-ACKNOWLEDGE = Input(
-    "acknowledge",
+INTERNAL = Input(
+    "internal",
     "TYPE_BOOL",
     (1,),
-    "Sent by models that call this one: an empty response comes as soon as the request is taken "
-    "in, as a call keeps one of few threads of the server until its first response; and the "
-    "caller cancels by `abort`.",
+    "Sent by models that call this one. An empty response comes as soon as the request is taken "
+    "in, errors come as the output `error`, and only `abort` cancels.",
 )
 ABORT = Input(
     "abort",
@@ -378,6 +377,12 @@ TOKEN_OUTPUTS = (
         "The engine's name for the request: the client's request id, or one made up.",
     ),
 )
+ERROR = Output(
+    "error",
+    "TYPE_STRING",
+    (2,),
+    "Code and message of what ended an `internal` request; in no other response.",
+)
 PROMPT_IDS = Output("prompt_ids", "TYPE_INT32", (-1,), "The prompt as token ids.")
 
 PROMPTS = (TEXT_INPUT, INPUT_IDS)
@@ -403,8 +408,8 @@ TEXT_OUTPUTS = (TEXT_OUTPUT, *TOKEN_OUTPUTS)
 
 GROK1 = Model(
     "grok1",
-    (INPUT_IDS, PROMPT_TEXT, *ENGINE_SETTINGS, ACKNOWLEDGE, ABORT, DRAIN),
-    (*TOKEN_OUTPUTS, TEXT_TRIM, PROMPT_TEXT),
+    (INPUT_IDS, PROMPT_TEXT, *ENGINE_SETTINGS, INTERNAL, ABORT, DRAIN),
+    (*TOKEN_OUTPUTS, TEXT_TRIM, PROMPT_TEXT, ERROR),
     decoupled=True,
 )
 PREPROCESS = Model("grok1_preprocess", PROMPTS, (PROMPT_IDS, PROMPT_TEXT))

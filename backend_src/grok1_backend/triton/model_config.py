@@ -11,6 +11,7 @@ from typing import Any
 
 from grok1_backend.triton.interface import (
     ENSEMBLE,
+    ERROR,
     GROK1,
     INPUT_IDS,
     POSTPROCESS,
@@ -41,10 +42,11 @@ def ensemble_config() -> str:
     """The text of grok1_ensemble/config.pbtxt."""
     known = (PROMPT_TEXT, *ENSEMBLE.inputs)
     settings = _same(field for field in GROK1.inputs if field in known)
+    sent = _same(field for field in GROK1.outputs if field is not ERROR)
     shown = {PROMPT_TEXT.name: "shown_prompt_text"}  # what of it goes on behind grok1
     steps = (
         _step(PREPROCESS, _same(PREPROCESS.inputs), _same(PREPROCESS.outputs)),
-        _step(GROK1, settings | {INPUT_IDS.name: PROMPT_IDS.name}, _same(GROK1.outputs) | shown),
+        _step(GROK1, settings | {INPUT_IDS.name: PROMPT_IDS.name}, sent | shown),
         _step(POSTPROCESS, _same(POSTPROCESS.inputs) | shown, _same(POSTPROCESS.outputs)),
     )
     parts = [

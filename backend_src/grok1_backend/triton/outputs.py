@@ -41,7 +41,11 @@ def event_tensors(
         "text_trim": event.text_trim,
         "prompt_text": prompt_text if is_first else "",
     }
-    return {field.name: field.tensor(values[field.name]) for field in GROK1.outputs}
+    return {
+        field.name: field.tensor(values[field.name])
+        for field in GROK1.outputs
+        if field.name in values
+    }
 
 
 def _columns(values: NDArray[np.generic], count: int, filler: float) -> NDArray[np.generic]:

@@ -11,7 +11,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from grok1_backend.engine.errors import EngineError, ErrorCode
-from grok1_backend.triton.interface import Tensors
+from grok1_backend.triton.interface import ERROR, Tensors
 
 logger = logging.getLogger(__name__)
 
@@ -19,12 +19,6 @@ logger = logging.getLogger(__name__)
 def to_triton(error: EngineError) -> Any:
     """The error as Triton sends it to clients."""
     return pb_utils.TritonError(error.message, _triton_code(error.code))
-
-
-def from_triton(error: Any) -> EngineError:
-    """The error that a called model answered with."""
-    codes = (code for code in ErrorCode if _triton_code(code) == error.code())
-    return EngineError(next(codes, ErrorCode.INTERNAL), error.message())
 
 
 def _triton_code(code: ErrorCode) -> Any:
@@ -49,6 +43,9 @@ class ResponseStream:
         """
         self._sender = request.get_response_sender()
         self.wanted = frozenset(request.requested_output_names() if wanted is None else wanted)
+        self.errors_as_outputs = False
+        """Where a model of this server called: such a call loses the code of an error, and waits
+        for ever when a stream ends with one."""
         self._lock = threading.Lock()
         self._open = True
 
@@ -66,7 +63,12 @@ class ResponseStream:
 
     def fail(self, error: EngineError) -> None:
         """Ends the request with an error."""
-        self._send(pb_utils.InferenceResponse(error=to_triton(error)), True)
+        if self.errors_as_outputs:
+            texts = [error.code.value.encode(), error.message.encode()]
+            tensor = pb_utils.Tensor(ERROR.name, ERROR.tensor(texts))
+            self._send(pb_utils.InferenceResponse([tensor]), True)
+        else:
+            self._send(pb_utils.InferenceResponse(error=to_triton(error)), True)
 
     def cancelled(self) -> bool:
         """Whether the client has gone, or does not want the rest."""

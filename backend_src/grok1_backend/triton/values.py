@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grok1_backend.engine.errors import invalid
-from grok1_backend.triton.interface import Input
+from grok1_backend.triton.interface import Input, Output
 
 _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
 
-def from_tensor(field: Input, array: NDArray[np.generic]) -> Any:
-    """The value of an input: a scalar, or a tuple of them where the input is a list.
+def from_tensor(field: Output, array: NDArray[np.generic]) -> Any:
+    """The value of a tensor: a scalar, or a tuple of them where it is a list.
 
     Args:
-      field: which input.
+      field: which tensor.
       array: [1, n] for one prompt.
 
     Raises:
@@ -31,7 +31,7 @@ def from_tensor(field: Input, array: NDArray[np.generic]) -> Any:
     values: list[Any] = array.reshape(-1).tolist()
     if field.data_type == "TYPE_STRING":
         values = [_text(field.name, value) for value in values]
-    if not field.scalar:
+    if field.dims != (1,):
         return tuple(values)
     if len(values) != 1:
         raise invalid(f"the number of values of {field.name}", len(values), "exactly 1")
