@@ -13,14 +13,21 @@ from sampling_reference import edited_logits, filtered_probs, start, states, ste
 
 from grok1_backend.engine.decode_state import WINDOW, slot_start
 from grok1_backend.engine.errors import EngineError
-from grok1_backend.engine.filters import filtered_weights, top
+from grok1_backend.engine.filters import filter_by, top
 from grok1_backend.engine.requests import TOP_TOKENS, SamplingParams
 from grok1_backend.engine.sampler import Variant, draw
 
 GOLDEN = Path(__file__).resolve().parents[2] / ".." / "shared" / "golden" / "golden_sampling.npz"
 
 GREEDY = SamplingParams(temperature=0.0)
-_filtered = jax.jit(filtered_weights)
+
+
+@jax.jit
+def _filtered(logits, *settings):
+    _, weigh = filter_by(logits, *settings)
+    return weigh(logits)
+
+
 _top = jax.jit(top, static_argnames="count")
 
 
@@ -31,7 +38,7 @@ def normal(*shape: int, seed: int = 0, scale: float = 3.0) -> np.ndarray:
 def probabilities(logits, temperature, top_k, top_p, min_p) -> np.ndarray:
     """[B, V] of the fast sampler."""
     rows = len(logits)
-    _, weights = _filtered(
+    weights = _filtered(
         np.asarray(logits, np.float32),
         np.full(rows, temperature, np.float32),
         np.full(rows, top_k, np.int32),
@@ -100,7 +107,7 @@ def test_rows_differ_in_settings_and_need_not_wait_for_each_other() -> None:
     logits = normal(4, 700, scale=0.1)
     hows = [(1.0, 0, 1.0, 0.0), (0.5, 3, 0.9, 0.0), (2.0, 500, 0.5, 0.0), (1.0, 0, 1.0, 0.9)]
     columns = [np.array(column) for column in zip(*hows, strict=True)]
-    _, weights = _filtered(
+    weights = _filtered(
         logits,
         columns[0].astype(np.float32),
         columns[1].astype(np.int32),
@@ -114,7 +121,7 @@ def test_rows_differ_in_settings_and_need_not_wait_for_each_other() -> None:
                 np.full(4, value, np.int32 if index == 1 else np.float32)
                 for index, value in enumerate(how)
             ),
-        )[1]
+        )
         np.testing.assert_array_equal(weights[row], alone[0])
 
 
@@ -416,4 +423,6 @@ def test_draw_never_takes_a_zero_weight() -> None:
         2e-38  # float32: the least normal number is 1.2e-38
     )
     keys = jax.random.split(jax.random.key(0), 64)
-    np.testing.assert_array_equal(jax.jit(draw)(weights, keys), np.arange(64) * 140)
+    np.testing.assert_array_equal(
+        jax.jit(draw, static_argnums=1)(weights, lambda w: w, keys), np.arange(64) * 140
+    )

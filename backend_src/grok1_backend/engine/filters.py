@@ -12,11 +12,12 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array, lax
 
-COLUMNS = 256
-"""A row of V numbers is reduced as [V / 256, 256], downwards first: 256 independent sums fill the
-vector units, which one sum over V, whose order is fixed, does not."""
+FOLD = 16
+"""A row is summed by folding it: numbers V / 16 apart are added first, in V / 16 sums that fill the
+vector units. One sum in the order of the ids does not, nor one that XLA finds long enough to split
+in its own way (over 32)."""
 
-BLOCK = 64
+BLOCK = 32
 """Tokens a block in the search for the best ones: only the blocks with the best maxima matter."""
 
 CANDIDATES = 128
@@ -30,21 +31,35 @@ Bounds = tuple[Array, Array, Array, Array]
 """Bits of a gap below the threshold and of one not below it, and the totals up to them."""
 
 
-def filtered_weights(
-    logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array
-) -> tuple[Array, Array]:
-    """The best token of each row and the weights to draw by: all settings are [B].
+Weigh = Callable[[Array], Array]
+"""From logits to weights, [B, n] → [B, n] float32: proportional to the probabilities, 0 for tokens
+that are filtered out. A function, so that the weights of a whole row need never be stored."""
 
-    Returns:
-      [B] int32 argmax; [B, V] float32 proportional to the probabilities, 0 where filtered out.
-    """
+
+def weigh_by(best: Array, temperature: Array) -> Weigh:
+    """Weights without filters; `best` is the best logit of each row, both are [B]."""
+    return lambda logits: jnp.exp(-_gaps(logits, best, temperature))
+
+
+def filter_by(
+    logits: Array, temperature: Array, top_k: Array, top_p: Array, min_p: Array
+) -> tuple[Array, Weigh]:
+    """The best token of each row ([B] int32), and what weighs tokens of it; settings are [B]."""
     best_logits, best_ids = top(logits, CANDIDATES)
-    gaps = gaps_below(logits, best_logits[:, 0], temperature)
-    weights = lax.optimization_barrier(jnp.exp(-gaps))  # else computed anew for each use
-    candidates = gaps_below(best_logits, best_logits[:, 0], temperature)
-    threshold = _threshold(gaps, weights, candidates, top_k, top_p)
-    keep = (gaps <= threshold[:, None]) & (weights >= min_p[:, None])
-    return best_ids[:, 0], jnp.where(keep, weights, 0.0)
+    best = best_logits[:, 0]
+    candidates = _gaps(best_logits, best, temperature)
+
+    def gaps() -> Array:
+        return _gaps(logits, best, temperature)
+
+    threshold = _threshold(gaps, candidates, top_k, top_p)
+
+    def weigh(logits: Array) -> Array:
+        gaps = _gaps(logits, best, temperature)
+        weights = jnp.exp(-gaps)
+        return jnp.where((gaps <= threshold[:, None]) & (weights >= min_p[:, None]), weights, 0.0)
+
+    return best_ids[:, 0], weigh
 
 
 def top(logits: Array, count: int) -> tuple[Array, Array]:
@@ -79,23 +94,25 @@ def fenced_top_k(values: Array, count: int) -> tuple[Array, Array]:
     return lax.optimization_barrier(best), lax.optimization_barrier(index)
 
 
-def gaps_below(logits: Array, best: Array, temperature: Array) -> Array:
+def _gaps(logits: Array, best: Array, temperature: Array) -> Array:
     """[B, n] >= 0: how far each logit is below the best ([B]), in temperatures ([B])."""
     warm = jnp.where(temperature == 0, 1.0, temperature)
     return (best[:, None] - logits) / warm[:, None]
 
 
-def _threshold(gaps: Array, weights: Array, candidates: Array, top_k: Array, top_p: Array) -> Array:
+def _threshold(gaps: Callable[[], Array], candidates: Array, top_k: Array, top_p: Array) -> Array:
     """[B]: the largest gap that top-k and top-p keep.
 
     Args:
-      gaps: [B, V] and `weights` = exp(-gaps).
+      gaps: of all tokens, [B, V]; a function, to be called in branches that are seldom taken.
       candidates: [B, n]: the smallest gaps, in order.
     """
-    near, found = _near_threshold(candidates, row_sum(weights), top_k, top_p)
+    of_all = ((top_p < 1.0) & (top_k <= 0)).any()
+    total = lax.cond(of_all, lambda: row_sum(jnp.exp(-gaps())), lambda: jnp.zeros_like(top_p))
+    near, found = _near_threshold(candidates, total, top_k, top_p)
 
     def search() -> Array:
-        far = _far_threshold(gaps, weights, candidates, top_k, top_p, ~found)
+        far = _far_threshold(gaps(), candidates, top_k, top_p, ~found)
         return jnp.where(found, near, far)
 
     threshold: Array = lax.cond(found.all(), lambda: near, search)
@@ -105,7 +122,10 @@ def _threshold(gaps: Array, weights: Array, candidates: Array, top_k: Array, top
 def _near_threshold(
     candidates: Array, total: Array, top_k: Array, top_p: Array
 ) -> tuple[Array, Array]:
-    """The threshold, and whether the candidates alone determine it ([B] bool)."""
+    """The threshold, and whether the candidates alone determine it ([B] bool).
+
+    `total` ([B]) is the weight of all tokens, of rows that limit p but not k.
+    """
     count = candidates.shape[1]
     limits_k, limits_p = top_k > 0, top_p < 1.0
     kth = jnp.take_along_axis(candidates, jnp.clip(top_k, 1, count)[:, None] - 1, axis=1)[:, 0]
@@ -122,9 +142,11 @@ def _near_threshold(
 
 
 def _far_threshold(
-    gaps: Array, weights: Array, candidates: Array, top_k: Array, top_p: Array, wanted: Array
+    gaps: Array, candidates: Array, top_k: Array, top_p: Array, wanted: Array
 ) -> Array:
     """The threshold of the `wanted` rows ([B] bool) by bisection over all their tokens."""
+    gaps = lax.optimization_barrier(gaps)  # else computed anew for each limit
+    weights = lax.optimization_barrier(jnp.exp(-gaps))
 
     def count(limit: Array) -> Array:
         return row_sum(jnp.where(gaps <= limit[:, None], 1.0, 0.0))
@@ -198,12 +220,13 @@ def _from_bits(bits: Array) -> Array:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def to_columns(values: Array) -> Array:
-    """[B, V] → [B, ceil(V / COLUMNS), COLUMNS], padded with 0."""
-    padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % COLUMNS)))
-    return padded.reshape(values.shape[0], -1, COLUMNS)
+def fold(values: Array) -> Array:
+    """[B, n] → [B, ceil(n / FOLD)]: entry j is the sum of those at j, j + ceil(n / FOLD), …"""
+    padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % FOLD)))
+    # The barrier keeps XLA from merging this sum with one over the result.
+    return lax.optimization_barrier(padded.reshape(values.shape[0], FOLD, -1).sum(axis=1))
 
 
 def row_sum(values: Array) -> Array:
-    """[B, V] → [B]."""
-    return to_columns(values).sum(axis=1).sum(axis=1)
+    """[B, n] → [B]."""
+    return fold(values).sum(axis=1)

@@ -10,7 +10,8 @@ Definitions, where practice differs:
   it (not tied) hold less than p of the mass that top-k left, so ties stay together there too;
   min-p keeps tokens at least min_p times as likely as the best.
 * argmax takes the lowest id among ties.
-* Bans (bad words, end ids before min_tokens) that leave no token are not applied at that step.
+* Bans (bad words, end ids before min_tokens) that leave no token do not hold at that step; the
+  banned tokens' logits are compared to 1/64 then.
 * A token below about 1e-38 of the best one's probability is never drawn.
 """
 
@@ -25,15 +26,20 @@ from jax import Array, lax
 
 from grok1_backend.engine.decode_state import DecodeState, drop_padding
 from grok1_backend.engine.filters import (
-    COLUMNS,
+    FOLD,
+    Weigh,
     fenced_top_k,
-    filtered_weights,
-    gaps_below,
+    filter_by,
+    fold,
     row_sum,
-    to_columns,
     top,
+    weigh_by,
 )
 from grok1_backend.engine.requests import TOP_TOKENS, SamplingParams
+
+BAN = 2.0**17
+"""Lowers the logit of a banned token: beyond any logit, bias (to 1e4) and temperature (to 100) its
+weight is 0. Not infinity, so that among tokens that are all banned the likelier ones still win."""
 
 
 class Variant(enum.IntEnum):
@@ -98,14 +104,15 @@ def sample(
     else:
         if axis_name is not None:
             logits = lax.all_gather(logits, axis_name, axis=1, tiled=True)
+        temperature, edited = state.temperature[slots], logits
         if variant is Variant.FULL:
-            best, weights = _edited_weights(state, logits, slots)
+            edited = _edit(state, logits, slots)
+            limits = state.top_k[slots], state.top_p[slots], state.min_p[slots]
+            best, weigh = filter_by(edited, temperature, *limits)
         else:
-            temperature = state.temperature[slots]
-            best = model.ids[:, 0]
-            weights = jnp.exp(-gaps_below(logits, model.logits[:, 0], temperature))
-        drawn = draw(weights, _keys(state.seed[slots], state.length[slots]))
-        ids = jnp.where(state.temperature[slots] == 0, best, drawn)
+            best, weigh = model.ids[:, 0], weigh_by(model.logits[:, 0], temperature)
+        drawn = draw(edited, weigh, _keys(state.seed[slots], state.length[slots]))
+        ids = jnp.where(temperature == 0, best, drawn)
         chosen = jnp.take_along_axis(logits, ids[:, None], axis=1)[:, 0]
         log_probs = chosen - model.log_normalizer
     output = SampleOutput(
@@ -118,27 +125,37 @@ def sample(
     return _advance(state, slots, advance, ids, variant), output
 
 
-def draw(weights: Array, keys: Array) -> Array:
-    """Draws an index of each row, with probability proportional to its weight.
+def draw(logits: Array, weigh: Weigh, keys: Array) -> Array:
+    """Draws a token of each row, with probability proportional to its weight.
 
-    An exponential race, in which arrival i comes at Exp(1) / weight i, in two heats: among the
-    sums of the columns, then inside the winning one. Unlike the inverse of a cumulative sum it
-    has no rounding by which a small weight is lost or a zero one drawn.
+    An exponential race, in which arrival i comes at Exp(1) / weight i, in heats: among sums of
+    many weights first, then among the parts of the winning sum. Unlike the inverse of a
+    cumulative sum it has no rounding by which a small weight is lost or a zero one drawn.
 
     Args:
-      weights: [B, V] float32 >= 0, one of a row above 0. An index of weight 0 is never drawn.
+      logits: [B, V]; one weight of a row is above 0. A token of weight 0 is never drawn.
       keys: [B] typed threefry keys.
 
     Returns:
       [B] int32.
     """
-    columns = to_columns(weights)
-    rows = columns.shape[1]
-    noise = jax.vmap(lambda key: _exponentials(key, COLUMNS + rows))(keys)
-    column = _race(noise[:, :COLUMNS], columns.sum(axis=1))
-    inside = jnp.take_along_axis(columns, column[:, None, None], axis=2)[:, :, 0]
-    row = _race(noise[:, COLUMNS:], inside)
-    return jnp.minimum(row * COLUMNS + column, weights.shape[1] - 1)
+    size = logits.shape[1]
+    levels = [fold(weigh(logits))]
+    while levels[-1].shape[1] > 4 * FOLD:
+        levels.append(fold(levels[-1]))
+    noise = jax.vmap(lambda key: _exponentials(key, 4 * FOLD + FOLD * len(levels)))(keys)
+    final = levels[-1]
+    winner = _race(noise[:, : final.shape[1]], final)
+    for heat, level in enumerate(reversed(levels)):
+        # A sum at j of fold is of the parts at j, j + sums, …: of a lower level or of the row.
+        sums, last = level.shape[1], heat == len(levels) - 1
+        below = logits if last else levels[-2 - heat]
+        index = winner[:, None] + sums * jnp.arange(FOLD)
+        parts = jnp.take_along_axis(below, index, axis=1, mode="clip")
+        weights = jnp.where(index < below.shape[1], weigh(parts) if last else parts, 0.0)
+        start = FOLD * (4 + heat)
+        winner += sums * _race(noise[:, start : start + FOLD], weights)
+    return jnp.minimum(winner, size - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +175,7 @@ class _ModelChoice:
 def _model_choice(logits: Array, axis_name: str | None) -> _ModelChoice:
     best, ids = top(logits, TOP_TOKENS)
     total = row_sum(jnp.exp(logits - best[:, :1]))
-    finite = jnp.isfinite(logits).all(axis=1)
+    finite = row_sum(jnp.where(jnp.isfinite(logits), 0.0, 1.0)) == 0
     if axis_name is not None:
         # One collective for all, of [devices, B, 2 * TOP_TOKENS + 2] float32, in which token ids
         # (below 2**24) are exact.
@@ -182,16 +199,6 @@ def _rows_of_parts(parts: Array) -> Array:
     return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)
 
 
-def _edited_weights(state: DecodeState, logits: Array, slots: Array) -> tuple[Array, Array]:
-    return filtered_weights(
-        _edit(state, logits, slots),
-        state.temperature[slots],
-        state.top_k[slots],
-        state.top_p[slots],
-        state.min_p[slots],
-    )
-
-
 def _edit(state: DecodeState, logits: Array, slots: Array) -> Array:
     """[B, V] → [B, V]: penalties and bias, then bans, for the rows whose slot asks for them."""
 
@@ -208,9 +215,8 @@ def _edit(state: DecodeState, logits: Array, slots: Array) -> Array:
     edited = jnp.where(of(state.edits), edited, logits)
     banned = jnp.where(of(state.edits), _banned(state, slots), logits.shape[1])
     row = jnp.arange(logits.shape[0])[:, None]
-    without = edited.at[row, banned].set(-jnp.inf, mode="drop")
-    some_left = without.max(axis=1, keepdims=True) > -jnp.inf
-    return jnp.where(some_left, without, edited)
+    lowered = edited.at[row, banned].get(mode="clip") - BAN
+    return edited.at[row, banned].set(lowered, mode="drop")
 
 
 def _banned(state: DecodeState, slots: Array) -> Array:
