@@ -267,5 +267,5 @@ class PageAccounting(RuleBasedStateMachine):
 
 TestPageAccounting = PageAccounting.TestCase
 TestPageAccounting.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True
 )

@@ -257,6 +257,27 @@ def test_prompt_scores_come_with_the_first_event() -> None:
     assert answer.tokens == output(prompt, 2)
 
 
+def test_a_prompt_that_is_scored_is_alone_in_its_call() -> None:
+    runner = FakeRunner()
+    engine = SteppedEngine(runner)
+    answers = [
+        engine.ask("a", [1, 2, 3], 2),
+        engine.ask("b", [4, 5], 2, scores=True),
+        engine.ask("c", [6], 2),
+        engine.ask("d", [7], 2),
+    ]
+    engine.settle()
+    assert [answer.tokens for answer in answers] == [
+        output(prompt, 2) for prompt in ([1, 2, 3], [4, 5], [6], [7])
+    ]
+    prefills = [call for call in runner.calls if call[0] != "decode"]
+    assert prefills == [
+        ("prefill", ((0, 3), (2, 1))),
+        ("score", ((1, 2),)),
+        ("prefill", ((3, 1),)),
+    ]
+
+
 def test_a_prompt_can_be_scored_without_output() -> None:
     engine = SteppedEngine(FakeRunner(max_prefill_tokens=4))
     answer = engine.ask("a", range(10, 20), 0, scores=True)

@@ -38,6 +38,7 @@ class Asked:
     seed: int
     deadline: float | None
     session: Conversation | None = None
+    scores: bool = False
     aborted: bool = False
     broken: bool = False
     """The runner failed or its logits were not finite at some time of its life."""
@@ -145,6 +146,7 @@ class Schedules(RuleBasedStateMachine):
         patience: float | None,
         conversation: Conversation | None = None,
         turn: SessionTurn | None = None,
+        scores: bool = False,
     ) -> bool:
         deadline = None if patience is None else self.engine.now + patience
         number = len(self.asked)
@@ -157,6 +159,7 @@ class Schedules(RuleBasedStateMachine):
                 priority=priority,
                 deadline=deadline,
                 session=turn,
+                scores=scores,
             )
         except EngineError as error:
             refusal = error
@@ -170,7 +173,7 @@ class Schedules(RuleBasedStateMachine):
             used = len(conversation.history) if conversation else 0
             assert used + len(prompt) + max_tokens > self.limit
             return False
-        asked = Asked(answer, prompt, max_tokens, seed, deadline, conversation)
+        asked = Asked(answer, prompt, max_tokens, seed, deadline, conversation, scores)
         self.asked.append(asked)
         if conversation is not None:
             conversation.turns.append(asked)
@@ -183,11 +186,18 @@ class Schedules(RuleBasedStateMachine):
         seed=st.integers(0, 2),
         priority=st.integers(-1, 1),
         patience=st.none() | st.integers(0, 30).map(float),
+        scores=st.integers(0, 3).map(lambda n: n == 0),
     )
     def ask(
-        self, prompt: list[int], max_tokens: int, seed: int, priority: int, patience: float | None
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        seed: int,
+        priority: int,
+        patience: float | None,
+        scores: bool,
     ) -> None:
-        self.submit(prompt, max_tokens, seed, priority, patience)
+        self.submit(prompt, max_tokens, seed, priority, patience, scores=scores)
 
     @rule(
         key=st.integers(0, 4),
@@ -253,7 +263,7 @@ class Schedules(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.asked) > 4)
     @rule(
-        call=st.sampled_from(["start", "prefill", "decode", "logits"]),
+        call=st.sampled_from(["start", "prefill", "score", "decode", "logits"]),
         moment=st.sampled_from(["dispatch", "result"]),
     )
     def break_something(self, call: str, moment: str) -> None:
@@ -292,8 +302,12 @@ class Schedules(RuleBasedStateMachine):
         log_probs = [x for event in answer for x in event.log_probs.tolist()]
         assert log_probs == [log_prob(token) for token in answer.tokens]
         assert last.cum_log_prob == sum(log_probs)
+        scored = [event.prompt_log_probs for event in answer if event.prompt_log_probs is not None]
         if last.error is None:
             assert answer.tokens == expected
+            assert len(scored) == asked.scores
+            for scores in scored:
+                assert scores.tolist() == [0.0, *map(log_prob, history[1:])]
             assert last.num_input_tokens == len(history)
             stopped = expected[-1] == END_ID
             assert last.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
@@ -327,5 +341,5 @@ class Schedules(RuleBasedStateMachine):
 
 TestSchedules = Schedules.TestCase
 TestSchedules.settings = settings(
-    max_examples=400, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=120, stateful_step_count=40, deadline=None, derandomize=True
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_runner import FakeRunner, expected_output
+from fake_runner import FakeRunner, expected_output, log_prob
 from stepped import Answer, SteppedEngine
 
 from grok1_backend.engine.errors import EngineError, ErrorCode
@@ -65,6 +65,16 @@ def test_the_overrun_step_has_written_the_end_token() -> None:
     answer = turn(engine, "2", [4, 5], GO_ON)
     assert runner.calls[0] == ("prefill", ((0, 2),))
     assert answer.tokens == output([1, 2, 3, *first.tokens, 4, 5], 4)
+
+
+def test_scoring_covers_the_whole_session() -> None:
+    engine = SteppedEngine(FakeRunner(page_size=16))
+    first = turn(engine, "1", [1, 2, 3], START)
+    answer = engine.ask("2", [4], 0, session=GO_ON, scores=True)
+    engine.settle()
+    scores = answer[0].prompt_log_probs
+    assert scores is not None
+    assert scores.tolist() == [0.0, *map(log_prob, [2, 3, *first.tokens, 4])]
 
 
 def test_evicted_pages_are_computed_again_unseen() -> None:

@@ -136,8 +136,7 @@ class Engine:
                 raise EngineError(ErrorCode.UNAVAILABLE, message)
             if request.request_id in self._live:
                 raise invalid("request_id", request.request_id, "not that of a living request")
-            if session is None or not session.turns:
-                self._check_fit(generation)
+            self._check_fit(generation)
             generation.arrival = next(self._arrival)
             self._live[request.request_id] = generation
             self._unfinished += 1

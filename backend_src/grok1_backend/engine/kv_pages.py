@@ -98,13 +98,13 @@ class KVPages:
             table.published += 1
             table.entry = self._entries[page]
         start = table.published * size
-        if start < tail_end < start + size:
+        table.reused = start
+        if start < tail_end < start + size and tail_end <= limit:
             page = self._found.get((table.entry, tokens[start:tail_end].tobytes()))
             if page is not None:
                 self._take(table, page)
                 self._unpublish(page)
-                start = tail_end
-        table.reused = min(start, limit)
+                table.reused = tail_end
         return table
 
     def extend(self, table: BlockTable, length: int, spare: int = 0) -> bool:

@@ -12,20 +12,14 @@ import heapq
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from grok1_backend.engine import calls
+from grok1_backend.engine.calls import Call, CallFailed
 from grok1_backend.engine.errors import EngineError, ErrorCode
 from grok1_backend.engine.generation import Generation
 from grok1_backend.engine.kv_pages import KVPages
-from grok1_backend.engine.prefill import plan_prefill
 from grok1_backend.engine.requests import FinishReason
-from grok1_backend.engine.runner_api import (
-    PromptScores,
-    Runner,
-    ScoreHandle,
-    StepHandle,
-    StepOutput,
-)
+from grok1_backend.engine.runner_api import Runner
 from grok1_backend.engine.stats import Meter
 from grok1_backend.engine.waiting import WaitingQueue
 
@@ -37,21 +31,7 @@ Finished = Callable[[Generation, FinishReason, EngineError | None, int], None]
 """Told of a request that has left: why, its error, how many bytes of its text are not shown."""
 
 MAX_FAILURES = 3
-"""After so many failed calls in a row the runner counts as broken."""
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A dispatched call whose results the host has not read."""
-
-    handle: StepHandle
-    members: list[tuple[Generation, int, bool]]
-    """For each row: the request, its epoch at dispatch, whether a token is drawn."""
-    score: ScoreHandle | None = None
-
-    def concerned(self) -> list[Generation]:
-        """The requests that neither ended nor lost their slot since."""
-        return [generation for generation, epoch, _ in self.members if generation.epoch == epoch]
+"""After so many failed steps in a row the runner counts as broken."""
 
 
 class Scheduler:
@@ -79,7 +59,7 @@ class Scheduler:
         self._prefilling: dict[Generation, None] = {}  # in the order of admission
         self._decoding: dict[Generation, None] = {}
         self._free_slots = list(range(runner.num_slots))  # a heap
-        self._unread: list[_Call] = []
+        self._unread: list[Call] = []
         self._blocked: tuple[Generation, int] | None = None
         self._failures = 0
 
@@ -108,29 +88,29 @@ class Scheduler:
         self._finished(generation, reason, error, text_trim)
 
     def step(self) -> bool:
-        """One turn; False if there was nothing to do.
+        """One turn; False if there is nothing left to do.
 
         Raises:
           Exception: what the runner raised, when it cannot go on.
         """
         unread, self._unread = self._unread, []
-        decoding = self._reserve()
-        self._admit()
-        num_prefilled = self._prefill()
-        num_decoded = self._decode(decoding)
-        if self._unread:
-            self._meter.stepped(num_decoded, num_prefilled)
-        for call in unread:
-            self._collect(call)
+        try:
+            streams = self._reserve()
+            self._admit()
+            self._dispatch(streams)
+            for call in unread:
+                self._hand_out(call)
+        except CallFailed as failure:
+            self._recover(failure)
         return bool(unread or self._unread or self._waiting)
 
     def _reserve(self) -> list[Generation]:
         """Gets each stream its page for one more token, if need be from the youngest request."""
-        decoding = [g for g in self._decoding if g.dispatched + 1 < g.limit]
-        for stream in decoding:
+        streams = [g for g in self._decoding if g.dispatched + 1 < g.limit]
+        for stream in streams:
             while stream.slot >= 0 and not self._pages.extend(stream.table, stream.dispatched + 1):
                 self._preempt(max([*self._prefilling, *self._decoding], key=lambda g: g.arrival))
-        return [g for g in decoding if g.slot >= 0]
+        return [stream for stream in streams if stream.slot >= 0]
 
     def _admit(self) -> None:
         """Gives slots to the first in the queue while there are slots and pages."""
@@ -151,67 +131,31 @@ class Scheduler:
             first.occupy(heapq.heappop(self._free_slots), table)
             self._prefilling[first] = None
             self._admitted(first)
-            history = first.tokens[: first.length]
-            try:
-                self._runner.start_slot(first.slot, first.sampling, history, first.num_prompt)
-            except Exception as error:
-                self._fail([first], error)
-                return
+            calls.start(self._runner, first)
 
-    def _prefill(self) -> int:
-        """Dispatches a chunk of the admitted prompts; returns its tokens."""
-        plan = plan_prefill(self._prefilling, self._runner, self._budget)
-        if not plan:
-            return 0
-        rows = list(plan.values())
-        members = [(prompt, prompt.epoch, row.sample) for prompt, row in plan.items()]
-        try:
-            if members[0][0].unscored:
-                score = self._runner.prefill_scored(rows[0], members[0][0].token_after(rows[0]))
-                self._unread.append(_Call(score, members, score))
-            else:
-                self._unread.append(_Call(self._runner.prefill(rows), members))
-        except Exception as error:
-            self._fail(list(plan), error)
-            return 0
-        for prompt, row in plan.items():
-            prompt.dispatched += len(row.tokens)
-            self._pages.publish(prompt.table, prompt.tokens, prompt.dispatched)
-            if prompt.dispatched == prompt.prefill_end:
-                del self._prefilling[prompt]
-                self._decoding[prompt] = None
-        return sum(len(row.tokens) for row in rows)
+    def _dispatch(self, streams: list[Generation]) -> None:
+        """Sends a chunk of the prompts and one more token of each stream to the device."""
+        prefill = calls.prefill(self._runner, self._prefilling, self._budget)
+        if prefill is not None:
+            self._unread.append(prefill)
+            for prompt, _, _ in prefill.members:
+                self._pages.publish(prompt.table, prompt.tokens, prompt.dispatched)
+                if prompt.dispatched == prompt.prefill_end:
+                    del self._prefilling[prompt]
+                    self._decoding[prompt] = None
+        decode = calls.decode(self._runner, streams)
+        if decode is not None:
+            self._unread.append(decode)
+        if prefill or decode:
+            self._meter.stepped(len(streams), prefill.num_tokens if prefill else 0)
 
-    def _decode(self, decoding: list[Generation]) -> int:
-        """Dispatches one more token of each stream; returns how many."""
-        decoding = [g for g in decoding if g.slot >= 0]  # a failed prefill preempts all
-        if not decoding:
-            return 0
-        try:
-            handle = self._runner.decode([g.decode_row for g in decoding])
-        except Exception as error:
-            self._fail(decoding, error)
-            return 0
-        self._unread.append(_Call(handle, [(g, g.epoch, True) for g in decoding]))
-        for stream in decoding:
-            stream.dispatched += 1
-        return len(decoding)
-
-    def _collect(self, call: _Call) -> None:
-        """Waits for a call's results and hands them out."""
-        concerned = call.concerned()
-        if not concerned:
+    def _hand_out(self, call: Call) -> None:
+        """Reads a call's results and gives each request its own."""
+        results = call.read()
+        if results is None:
             return
-        try:
-            output = call.handle.result()
-            scores = call.score.scores() if call.score else None
-        except Exception as error:
-            self._fail(concerned, error)
-            return
+        output, scores = results
         self._failures = 0
-        self._hand_out(call, output, scores)
-
-    def _hand_out(self, call: _Call, output: StepOutput, scores: PromptScores | None) -> None:
         now = self._clock()
         token_ids, log_probs = output.token_ids.tolist(), output.log_probs.tolist()
         finite = output.finite.tolist()
@@ -254,16 +198,17 @@ class Scheduler:
         else:
             self._pages.release(table)
 
-    def _fail(self, concerned: list[Generation], cause: Exception) -> None:
+    def _recover(self, failure: CallFailed) -> None:
         """After a failed call: ends its requests, and has all others computed again."""
-        logger.error("a call of the runner failed", exc_info=cause)
-        for generation in concerned:
-            error = EngineError(ErrorCode.INTERNAL, f"the step failed: {cause}")
+        logger.error("a call of the runner failed", exc_info=failure.cause)
+        error = EngineError(ErrorCode.INTERNAL, f"the step failed: {failure}")
+        for generation in failure.concerned:
             self.finish(generation, FinishReason.ERROR, error)
         for generation in [*self._prefilling, *self._decoding]:
             self._preempt(generation)
         self._pages.clear()
+        self._unread.clear()
         self._failures += 1
         if self._failures == MAX_FAILURES:
-            raise cause
+            raise failure.cause
         self._runner.recover()
