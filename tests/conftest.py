@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """The project's models on the embedded weights, and an example's: started on first use, one for all tests."""
+    """The project's models on the embedded weights, and an example's; one server for all tests."""
     # Kept between sessions; the server's log goes with the session's other files.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     http_port, grpc_port, metrics_port = free_ports(3)
