@@ -30,7 +30,7 @@ SERVE_OPTIONS = $(call option,model,MODEL) $(call option,slots,SLOTS) \
 # A test that hangs is ended and shows where it was.
 PYTEST = -m pytest --timeout=600 $(PYTEST_OPTIONS)
 # What a newer JAX or NumPy could break; the local tritonserver does not run with them.
-NEWEST_TESTS = $(wildcard $(addprefix tests/,checkpoint engine model text training))
+NEWEST_TESTS = $(wildcard $(addprefix tests/,checkpoint engine kernels model text training))
 
 .PHONY: help serve install test test-fast test-newest lint lock clean
 

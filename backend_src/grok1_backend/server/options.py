@@ -80,7 +80,7 @@ class ServerOptions:
         if self.cache_dir is not None:
             return self.cache_dir.absolute()
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(base) / "grok1_backend"
+        return Path(base) / "grok1-backend"
 
     @property
     def log_file(self) -> Path:

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="keeps compiled executables and the log (default: grok1_backend in the user's cache)",
+        help="keeps compiled executables and the log (default: grok1-backend in the user's cache)",
     )
 
 
