@@ -30,9 +30,10 @@ COPY --from=build /opt/grok1/venv /opt/grok1/venv
 COPY --from=build /opt/grok1/cuda /opt/grok1/cuda
 COPY model_repository /opt/grok1/model_repository
 RUN install --directory --owner=1000 --group=1000 /var/cache/grok1
-# Triton's Python stub finds its environment by the first python3 of PATH, and JAX the libraries of
-# its wheels before the image's own, which are of other versions.
+# Triton's Python stub has the packages of this environment before the image's own, and JAX the
+# libraries of its wheels.
 ENV PATH=/opt/grok1/venv/bin:$PATH \
+    PYTHONPATH=/opt/grok1/venv/lib/python3.12/site-packages \
     LD_LIBRARY_PATH=/opt/grok1/cuda:$LD_LIBRARY_PATH \
     PYTHONUTF8=1 \
     GROK1_MODEL=/models/grok-1 \
