@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from grok1_backend.errors import UserError
 from grok1_backend.server.options import LaunchError
 
 
@@ -26,9 +27,11 @@ class Command:
 
 COMMANDS = (
     Command("serve", "grok1_backend.server.serve", "start a local tritonserver and ask it once"),
+    Command("plan", "grok1_backend.plan", "show what fits in the memory of the devices"),
+    Command("score", "grok1_backend.score", "show how likely a model finds given tokens"),
 )
 
-USER_ERRORS = (LaunchError,)
+USER_ERRORS = (LaunchError, UserError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
