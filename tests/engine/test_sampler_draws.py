@@ -8,7 +8,7 @@ import pytest
 from sampling_reference import filtered_probs, start, states, step
 
 from grok1_backend.engine.requests import SamplingParams
-from grok1_backend.engine.sampler import Variant, draw
+from grok1_backend.engine.sampler import Variant, _exponentials, draw
 
 _draw = jax.jit(lambda weights, keys: draw(weights, lambda given: given, keys))
 
@@ -64,6 +64,17 @@ def test_rare_tokens_are_drawn_as_often_as_they_should_be() -> None:
     rare = int((tokens < 1499).sum())
     assert abs(rare - 80_000 * 1.5e-3) < 5 * np.sqrt(80_000 * 1.5e-3)
     assert len(np.unique(tokens)) > 80
+
+
+def test_the_noise_is_exponential_and_fine_near_zero() -> None:
+    """The winners of a race are near 0: on a grid there, the rarest tokens would never win."""
+    noise = np.asarray(_exponentials(jax.random.key(0), 1_600_000), np.float64)
+    assert abs(noise.mean() - 1) < 0.01
+    assert abs((noise > 2).mean() - np.exp(-2)) < 0.003
+    uniform = -np.expm1(-noise[noise < 2.0**-14])
+    off_grid = np.abs(uniform * 2.0**32 - np.round(uniform * 2.0**32))
+    assert len(off_grid) > 50
+    assert (off_grid > 0.05).mean() > 0.5  # of 32 bits alone: all nearly 0
 
 
 @pytest.mark.parametrize(
