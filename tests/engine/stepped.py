@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fake_runner import FakeRunner
+from page_accounts import assert_accounts
 
 from grok1_backend.engine.engine import Engine
 from grok1_backend.engine.requests import (
@@ -130,14 +131,11 @@ class SteppedEngine(Engine):
 
     def check(self) -> None:
         """What must be so between any two turns."""
-        self._pages.check()
         scheduler = self._scheduler
         running = [*scheduler._prefilling, *scheduler._decoding]
         slots = [generation.slot for generation in running] + scheduler._free_slots
         assert sorted(slots) == list(range(self.fake.num_slots)), "a slot is lost or used twice"
-        held = [page for generation in running for page in generation.table.pages]
-        for page in range(self.fake.num_pages):
-            assert self._pages._holders[page] == held.count(page), f"page {page} leaks"
+        assert_accounts(self._pages, [generation.table for generation in running])
         assert all(g.request.request_id in self._live for g in running)
 
     def assert_nothing_left(self) -> None:

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.typing import NDArray
+from page_accounts import assert_accounts
 
 from grok1_backend.engine.kv_pages import BlockTable, KVPages
 
@@ -246,11 +247,7 @@ class PageAccounting(RuleBasedStateMachine):
 
     @invariant()
     def accounts_are_right(self) -> None:
-        self.pages.check()
-        held = [page for holder in self.holders for page in holder.table.pages]
-        assert self.pages.held == len(set(held))
-        for page in set(held):
-            assert self.pages._holders[page] == held.count(page)
+        assert_accounts(self.pages, [holder.table for holder in self.holders])
 
     @invariant()
     def every_holder_sees_its_own_text(self) -> None:

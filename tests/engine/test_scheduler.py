@@ -6,7 +6,7 @@ import pytest
 from fake_runner import FakeRunner, expected_output, log_prob
 from stepped import SteppedEngine
 
-from grok1_backend.engine.errors import EngineError, ErrorCode
+from grok1_backend.engine.errors import EngineError, ErrorCode, invalid
 from grok1_backend.engine.requests import FinishReason
 from grok1_backend.engine.settings import EngineSettings
 
@@ -305,6 +305,23 @@ def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
     engine.settle()
     assert again.tokens == output(range(10, 16), 8)
     assert runner.calls[0] == ("prefill", ((0, 6),)), "its pages are not trusted any more"
+
+
+def test_a_token_that_the_tokenizer_does_not_know_fails_its_request_alone() -> None:
+    engine = SteppedEngine(FakeRunner(), words=True)
+    good, bad = engine.ask("good", range(5), 8), engine.ask("bad", range(6), 8)
+    unknown = output(range(6), 8)[3]
+
+    def token_bytes(token: int) -> bytes:
+        if token == unknown:
+            raise invalid("token id", token, "0 to 9 in this tokenizer")
+        return b"x"
+
+    engine._live["bad"]._text._token_bytes = token_bytes
+    engine.settle()
+    assert good.tokens == output(range(5), 8)
+    assert bad.tokens == output(range(6), 8)[:4]
+    assert bad.error == f"INVALID_ARG: token id is {unknown}: 0 to 9 in this tokenizer"
 
 
 def fail_at(kind: str) -> object:

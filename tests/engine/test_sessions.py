@@ -203,6 +203,23 @@ def test_turns_that_end_together_before_they_start_do_not_come_back() -> None:
     engine.assert_nothing_left()
 
 
+def test_a_turn_whose_logits_are_not_finite_leaves_no_kv_behind() -> None:
+    runner = FakeRunner()
+    engine = SteppedEngine(runner)
+    engine.ask("other", [1, 2, 3, 4, 9], 9)  # its first page is the one that is found
+    bad = engine.ask("1", [1, 2, 3, 4, 5], 9, session=START)
+    while not bad.tokens:
+        engine.turn()
+    runner.not_finite = lambda slot: slot == 1
+    engine.settle()
+    assert bad.error == "INTERNAL: the model's logits are not finite"
+    runner.not_finite = lambda _slot: False
+    runner.calls.clear()
+    history = [1, 2, 3, 4, 5, *bad.tokens, 6]
+    assert turn(engine, "2", [6], GO_ON).tokens == output(history, 4)
+    assert runner.calls[0] == ("prefill", ((0, len(history) - 4),))
+
+
 def test_a_session_outlives_its_lifetime_not() -> None:
     engine = SteppedEngine(
         FakeRunner(), EngineSettings(session_lifetime=50.0, max_generation_time=40.0)

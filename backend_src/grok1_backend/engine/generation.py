@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from grok1_backend.engine.errors import EngineError
+from grok1_backend.engine.errors import EngineError, ErrorCode
 from grok1_backend.engine.kv_pages import BlockTable
 from grok1_backend.engine.requests import (
     TOP_TOKENS,
@@ -29,6 +29,8 @@ from grok1_backend.text.stream import TextStream
 logger = logging.getLogger(__name__)
 
 TokenBytes = Callable[[int], bytes]
+Ending = tuple[FinishReason, EngineError | None, int]
+"""Why a request ends, its error if it failed, and how many bytes of its text are not shown."""
 
 _NO_LOG_PROBS = np.empty(0, np.float32)
 _NO_TOP_IDS = np.empty((0, TOP_TOKENS), np.int32)
@@ -151,13 +153,19 @@ class Generation:
         log_prob: float,
         top_ids: NDArray[np.int32],
         top_log_probs: NDArray[np.float32],
-    ) -> tuple[FinishReason | None, int]:
+        finite: bool,
+    ) -> Ending | None:
         """Adds a drawn token.
 
         Returns:
-          Why the request ends with it, if it does, and the bytes of its text not to be shown.
-          The end token is an output token like others, but has no text.
+          How the request ends with it, if it does. An end token is an output token like others,
+          but has no text.
+
+        Raises:
+          EngineError: the logits were not finite, or the tokenizer does not know the token.
         """
+        if not finite:
+            raise _not_finite()
         index = self.length - self.num_prompt
         self.tokens[self.length] = token
         self._log_probs[index] = log_prob
@@ -166,27 +174,36 @@ class Generation:
         self.length += 1
         if token in self._end_ids:
             trim = len(self._token_bytes(token)) if self._token_bytes else 0
-            return FinishReason.STOP, trim
+            return FinishReason.STOP, None, trim
         released = self._text.push(token, stop_allowed=index + 1 >= self.sampling.min_tokens)
         if released.stopped:
-            return FinishReason.STOP, released.text_trim
+            return FinishReason.STOP, None, released.text_trim
         if self.length == self.limit:
-            return FinishReason.LENGTH, 0
+            return FinishReason.LENGTH, None, 0
         if released.num_tokens and self.request.stream:
             self._send(self._sent + released.num_tokens)
-        return None, 0
+        return None
 
-    def score(self, scores: PromptScores) -> bool:
-        """Keeps the scores of the next prefilled tokens; False if they are not finite."""
+    def score(self, scores: PromptScores) -> None:
+        """Keeps the scores of the next prefilled tokens.
+
+        Raises:
+          EngineError: the logits were not finite.
+        """
         if self._prompt_log_probs is None or self._prompt_top_ids is None:
             self._prompt_log_probs = np.zeros(self.num_prompt, np.float32)
             self._prompt_top_ids = np.full((self.num_prompt, TOP_TOKENS), -1, np.int32)
         start = self.num_scored + 1  # entry i is about the token after token i
         self.num_scored += len(scores.log_probs)
         count = min(self.num_scored + 1, self.num_prompt) - start
+        if not np.isfinite(scores.log_probs[:count]).all():
+            raise _not_finite()
         self._prompt_log_probs[start : start + count] = scores.log_probs[:count]
         self._prompt_top_ids[start : start + count] = scores.top_ids[:count]
-        return bool(np.isfinite(scores.log_probs[:count]).all())
+
+    def ending_without_output(self) -> Ending | None:
+        """How a request with max_tokens 0 ends, once its prompt is scored."""
+        return (FinishReason.LENGTH, None, 0) if self.num_scored == self.limit else None
 
     def since_last_token(self, now: float) -> float:
         """Seconds from the token before (or the submission) to this one."""
@@ -241,6 +258,10 @@ class Generation:
         except Exception:
             logger.exception("request %r: its sink raised; events are dropped", event.request_id)
             self._sink = _drop
+
+
+def _not_finite() -> EngineError:
+    return EngineError(ErrorCode.INTERNAL, "the model's logits are not finite")
 
 
 def _drop(event: TokenEvent) -> None:

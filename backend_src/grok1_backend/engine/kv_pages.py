@@ -187,21 +187,6 @@ class KVPages:
         for page in list(self._found.values()):
             self._unpublish(page)
 
-    def check(self) -> None:
-        """Raises AssertionError unless every page is in exactly one place. For tests."""
-        free, idle = set(self._free), set(self._idle)
-        assert len(free) == len(self._free), "a page is free twice"
-        for page in range(self.num_pages):
-            places = (page in free) + (page in idle) + (self._holders[page] > 0)
-            assert places == 1, f"page {page} is in {places} places"
-            key = self._keys[page]
-            assert key is None or self._found[key] == page, f"page {page} is not found by its key"
-            assert key is None or page not in free, f"page {page} is free and findable"
-            assert key is not None or page not in idle, f"page {page} is idle and lost"
-            tail = key is not None and len(key[1]) != 4 * self.page_size
-            assert not tail or page in idle, f"the tail {page} is held and findable"
-        assert len(self._found) == sum(key is not None for key in self._keys)
-
     def _take(self, table: BlockTable, page: int) -> None:
         if self._holders[page] == 0:
             del self._idle[page]

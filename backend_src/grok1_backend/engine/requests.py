@@ -173,6 +173,7 @@ class TokenEvent:
     The text of the group is the concatenation of its tokens' bytes less the last `text_trim`
     bytes, and is valid UTF-8 unless the model itself wrote otherwise and the request has ended.
     The last event of a request, and only that one, has `finish_reason`; it may hold no tokens.
+    An end token and the tokens of a stop word are output tokens; `text_trim` takes their text.
     """
 
     request_id: str
@@ -191,9 +192,9 @@ class TokenEvent:
     error: EngineError | None = None
     """Set when finish_reason is ERROR or CANCELLED."""
     prompt_log_probs: NDArray[np.float32] | None = None
-    """[prompt]: of each prompt token given those before it; the first is 0. First event only."""
+    """[num_input_tokens]: of each token given those before it; the first is 0. First event only."""
     prompt_top_ids: NDArray[np.int32] | None = None
-    """[prompt, TOP_TOKENS]: the most likely tokens at each prompt position; row 0 is -1."""
+    """[num_input_tokens, TOP_TOKENS]: the most likely ones at each position; row 0 is -1."""
 
 
 EventSink = Callable[[TokenEvent], None]

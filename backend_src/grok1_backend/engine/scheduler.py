@@ -84,7 +84,8 @@ class Scheduler:
     ) -> None:
         """Ends a request, wherever it is; its slot and pages are free at once."""
         self._waiting.remove(generation)
-        self._vacate(generation, resumable=generation.session is not None)
+        sound = error is None or error.code is not ErrorCode.INTERNAL
+        self._vacate(generation, resumable=sound and generation.session is not None)
         self._finished(generation, reason, error, text_trim)
 
     def step(self) -> bool:
@@ -162,23 +163,22 @@ class Scheduler:
         for row, (generation, epoch, drawn) in enumerate(call.members):
             if generation.epoch != epoch:
                 continue  # it ended, or lost its slot, after this was dispatched
-            sound = finite[row] or not drawn
-            if scores is not None:
-                sound = generation.score(scores) and sound
-            if not sound:
+            try:
+                if scores is not None:
+                    generation.score(scores)
+                if drawn:
+                    top = output.top_ids[row], output.top_log_probs[row]
+                    ending = generation.accept(token_ids[row], log_probs[row], *top, finite[row])
+                    self._meter.token(generation, now)
+                    self._pages.publish(generation.table, generation.tokens, generation.length - 1)
+                else:
+                    ending = generation.ending_without_output()
+            except EngineError as error:
                 self._pages.forget(generation.table)
-                error = EngineError(ErrorCode.INTERNAL, "the model's logits are not finite")
                 self.finish(generation, FinishReason.ERROR, error)
-            elif drawn:
-                reason, text_trim = generation.accept(
-                    token_ids[row], log_probs[row], output.top_ids[row], output.top_log_probs[row]
-                )
-                self._meter.token(generation, now)
-                self._pages.publish(generation.table, generation.tokens, generation.length - 1)
-                if reason is not None:
-                    self.finish(generation, reason, text_trim=text_trim)
-            elif generation.num_scored == generation.limit:  # max_tokens 0: that was all
-                self.finish(generation, FinishReason.LENGTH)
+            else:
+                if ending is not None:
+                    self.finish(generation, *ending)
 
     def _preempt(self, generation: Generation) -> None:
         """Takes a request's slot; it waits in its old place and is computed again later."""
@@ -207,7 +207,6 @@ class Scheduler:
         for generation in [*self._prefilling, *self._decoding]:
             self._preempt(generation)
         self._pages.clear()
-        self._unread.clear()
         self._failures += 1
         if self._failures == MAX_FAILURES:
             raise failure.cause
