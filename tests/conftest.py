@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """The project's models on the embedded weights, and an example's; one server for all tests."""
-    # Kept between sessions; the server's log goes with the session's other files.
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
     http_port, grpc_port, metrics_port = free_ports(3)
     options = ServerOptions(
         model_repositories=(
@@ -37,7 +34,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
-        cache_dir=tmp_path_factory.mktemp("server"),
+        cache_dir=ROOT / ".cache",
+        log_file=tmp_path_factory.mktemp("server") / "tritonserver.log",
     )
     with TritonServer(options, start_timeout=900) as running:
         yield running

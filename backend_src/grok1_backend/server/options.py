@@ -34,7 +34,8 @@ class ServerOptions:
     model_control: str = "explicit"  # "explicit" lets clients load and unload models
     log_level: str = "info"
     exit_timeout: int = 5  # seconds that running requests get when the server is stopped
-    cache_dir: Path | None = None  # compiled executables and the log; None: the user's cache
+    cache_dir: Path | None = None  # compiled executables; None: the user's cache
+    log_file: Path | None = None  # the server's log; None: in the cache
 
     def __post_init__(self) -> None:
         for name, port in self.ports.items():
@@ -76,15 +77,17 @@ class ServerOptions:
 
     @property
     def cache(self) -> Path:
-        """The folder of compiled executables and logs, kept from one start to the next."""
+        """The folder that is kept from one start to the next."""
         if self.cache_dir is not None:
             return self.cache_dir.absolute()
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(base) / "grok1-backend"
 
     @property
-    def log_file(self) -> Path:
-        """The server's log; named by its HTTP port, so that two servers never share one."""
+    def log(self) -> Path:
+        """The server's log, written anew by each start; in the cache it is named by the port."""
+        if self.log_file is not None:
+            return self.log_file.absolute()
         return self.cache / f"tritonserver-{self.http_port}.log"
 
     def check(self) -> None:

@@ -102,7 +102,7 @@ class TritonServer:
         assert self._process is not None, "the server was not started"
         code = self._process.wait()
         raise LaunchError(
-            f"the server ended by itself with {_ending(code)}; see {self.options.log_file}"
+            f"the server ended by itself with {_ending(code)}; see {self.options.log}"
         )
 
     def stop(self) -> None:
@@ -133,7 +133,7 @@ class TritonServer:
     def _start(self) -> None:
         self.options.check()
         wheel = find_wheel()
-        self.options.cache.mkdir(parents=True, exist_ok=True)
+        self.options.log.parent.mkdir(parents=True, exist_ok=True)
         self._directory = Path(tempfile.mkdtemp(prefix="grok1-server-"))
         backends = self._directory / "backends"
         wheel.make_backend_directory(backends)
@@ -142,7 +142,7 @@ class TritonServer:
             *(str(wheel.server), *self._arguments(backends)),
         ]
         environment = self._environment(wheel.library_path())
-        with self.options.log_file.open("wb") as log:
+        with self.options.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -151,7 +151,7 @@ class TritonServer:
                 env=environment,
                 start_new_session=True,
             )
-        self._log = LogFollower(self.options.log_file)
+        self._log = LogFollower(self.options.log)
 
     def _arguments(self, backends: Path) -> list[str]:
         options = self.options
@@ -202,16 +202,16 @@ class TritonServer:
             self._read_log()
             if self._failure is not None:
                 # Triton goes on with the other models first, which may take minutes.
-                raise LaunchError(f"{self._failure} (log: {self.options.log_file})")
+                raise LaunchError(f"{self._failure} (log: {self.options.log})")
             if code is not None:
                 raise LaunchError(
                     f"the server ended with {_ending(code)} before it was ready; "
-                    f"see {self.options.log_file}"
+                    f"see {self.options.log}"
                 )
             if deadline is not None and time.monotonic() > deadline:
                 raise LaunchError(
                     f"the server was not ready after {self._start_timeout:.0f} s; "
-                    f"see {self.options.log_file}"
+                    f"see {self.options.log}"
                 )
             time.sleep(_POLL_SECONDS)
         self._ready = True

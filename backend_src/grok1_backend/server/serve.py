@@ -77,7 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="keeps compiled executables and the log (default: grok1-backend in the user's cache)",
+        help="keeps compiled executables (default: grok1-backend in the user's cache)",
+    )
+    parser.add_argument(
+        "--log-file",
+        type=Path,
+        metavar="FILE",
+        help="the server's log, written anew (default: tritonserver-PORT.log in the cache)",
     )
 
 
@@ -99,6 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
         log_level=arguments.log_level,
         exit_timeout=arguments.exit_timeout,
         cache_dir=arguments.cache_dir,
+        log_file=arguments.log_file,
     )
     # An orderly stop on either, also in a background job, where SIGINT is ignored at first.
     signal.signal(signal.SIGINT, _interrupt)
@@ -109,7 +116,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"[{time.monotonic() - started:6.1f} s] {line}", flush=True)
 
     try:
-        report(f"starting tritonserver with {options.model}; log: {options.log_file}")
+        report(f"starting tritonserver with {options.model}; log: {options.log}")
         with TritonServer(options, report=report) as server:
             report("ready")
             _show_first_answer(options)
