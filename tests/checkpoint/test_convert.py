@@ -34,6 +34,7 @@ from grok1_backend.checkpoint.cli import add_arguments, run
 from grok1_backend.checkpoint.convert import convert
 from grok1_backend.checkpoint.fast import MANIFEST, PARTIAL
 from grok1_backend.checkpoint.released import save_parameters
+from grok1_backend.errors import UserError
 
 pytestmark = needs_golden
 SOURCE = GOLDEN / "ckpt-0"
@@ -305,14 +306,38 @@ def test_extra_tensors_of_a_larger_model(converted: Path) -> None:
         open_checkpoint(converted, smaller)
 
 
-def test_command_line(tmp_path: Path, converted: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = "".join(
-        f"{name} = {value}\n" for name, value in dataclasses.asdict(golden_config()).items()
-    )
-    (tmp_path / "config.toml").write_text("[model]\n" + config)
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    arguments = [str(SOURCE), str(tmp_path / "fast"), "--config", str(tmp_path)]
-    run(parser.parse_args([*arguments, "--file-gib", str(FILE_BYTES / 2**30)]))
-    assert_same_files(tmp_path / "fast", converted)
+    return parser
+
+
+def test_command_line(
+    tmp_path: Path,
+    converted: Path,
+    parser: argparse.ArgumentParser,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model directory brings its config; another config can be named."""
+    values = dataclasses.asdict(golden_config()).items()
+    config = "[model]\n" + "".join(f"{name} = {value}\n" for name, value in values)
+    model = tmp_path / "model"
+    shutil.copytree(SOURCE, model / "ckpt-0", copy_function=shutil.copy2)
+    (model / "config.toml").write_text(config)
+    size = ["--file-gib", str(FILE_BYTES / 2**30)]
+    run(parser.parse_args([str(model), str(tmp_path / "one"), *size]))
+    run(parser.parse_args([str(SOURCE), str(tmp_path / "two"), "--config", str(model), *size]))
+    for path in files(converted):
+        assert (tmp_path / "one" / path.name).read_bytes() == path.read_bytes()
+        assert (tmp_path / "two" / path.name).read_bytes() == path.read_bytes()
     assert "100%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config", [[], ["--config", "grok2"]])
+def test_command_line_without_config(
+    tmp_path: Path, parser: argparse.ArgumentParser, config: list[str]
+) -> None:
+    with pytest.raises(UserError, match="no config"):
+        run(parser.parse_args([str(SOURCE), str(tmp_path / "fast"), *config]))
+    assert not (tmp_path / "fast").exists()

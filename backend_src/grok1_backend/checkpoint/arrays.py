@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from grok1_backend.errors import UserError
+
 DType: TypeAlias = np.dtype[Any]
 Array: TypeAlias = NDArray[Any]
 
@@ -19,7 +21,7 @@ BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
 FLOAT32: DType = np.dtype(np.float32)
 
 
-class CheckpointError(Exception):
+class CheckpointError(UserError):
     """A checkpoint that cannot be read. The message names the file, the expected, the found."""
 
 

@@ -1,4 +1,4 @@
-"""`grok1-backend convert`: a checkpoint into the fast format, with a line of progress."""
+"""`grok1-backend convert`: a checkpoint into the fast format, with lines of progress."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from grok1_backend.checkpoint.convert import FILE_BYTES, convert
 from grok1_backend.checkpoint.progress import ProgressLog
+from grok1_backend.errors import UserError
 from grok1_backend.model.config import load_config
 
 
@@ -19,13 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory to write: new, empty, or left by an interrupted run, which is taken up",
     )
     parser.add_argument(
-        "--config", required=True, help="config file, model directory, or name (grok1-314b)"
+        "--config",
+        help="config file, model directory or published name, such as grok1-314b "
+        "(default: the config.toml in the source)",
     )
     parser.add_argument(
         "--file-gib",
         type=float,
         default=FILE_BYTES / 2**30,
-        help="largest file in GiB (default: %(default)s)",
+        help="size of the largest file in GiB (default: %(default)g)",
     )
 
 
@@ -33,12 +36,17 @@ def run(arguments: argparse.Namespace) -> None:
     """Converts.
 
     Raises:
-      CheckpointError, ValueError, FileNotFoundError: what the user can put right.
+      UserError: there is no such config, or it is wrong; the source cannot be read; the target
+        holds something else or cannot be written.
     """
+    try:
+        config = load_config(arguments.config or arguments.source)
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(str(error)) from error
     convert(
         arguments.source,
         arguments.target,
-        load_config(arguments.config),
+        config,
         ProgressLog("converting", print),
         file_bytes=int(arguments.file_gib * 2**30),
     )
