@@ -28,14 +28,12 @@ from grok1_backend.engine.decode_state import DecodeState, drop_padding
 from grok1_backend.engine.filters import (
     FOLD,
     Weigh,
-    fenced_top_k,
     filter_by,
     fold,
-    row_sum,
-    top,
     weigh_by,
 )
-from grok1_backend.engine.requests import TOP_TOKENS, SamplingParams
+from grok1_backend.engine.requests import SamplingParams
+from grok1_backend.engine.scoring import model_choice
 
 BAN = 2.0**17
 """Lowers the logit of a banned token: beyond any logit, bias (to 1e4) and temperature (to 100) its
@@ -98,7 +96,7 @@ def sample(
       axis_name: the mesh axis over which the vocabulary is sharded; state and results are
         replicated over it (which `shard_map` cannot infer: use `check_vma=False`).
     """
-    model = _model_choice(logits, axis_name)
+    model = model_choice(logits, axis_name)
     if variant is Variant.GREEDY:
         ids, log_probs = model.ids[:, 0], model.log_probs[:, 0]
     else:
@@ -156,47 +154,6 @@ def draw(logits: Array, weigh: Weigh, keys: Array) -> Array:
         start = FOLD * (4 + heat)
         winner += sums * _race(noise[:, start : start + FOLD], weights)
     return jnp.minimum(winner, size - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ModelChoice:
-    """What the model itself says, whatever the request's settings."""
-
-    ids: Array  # [B, TOP_TOKENS] int32
-    logits: Array  # [B, TOP_TOKENS]
-    log_normalizer: Array  # [B]: log of the sum of exp(logits)
-    finite: Array  # [B] bool
-
-    @property
-    def log_probs(self) -> Array:
-        return self.logits - self.log_normalizer[:, None]
-
-
-def _model_choice(logits: Array, axis_name: str | None) -> _ModelChoice:
-    best, ids = top(logits, TOP_TOKENS)
-    total = row_sum(jnp.exp(logits - best[:, :1]))
-    finite = row_sum(jnp.where(jnp.isfinite(logits), 0.0, 1.0)) == 0
-    if axis_name is not None:
-        # One collective for all, of [devices, B, 2 * TOP_TOKENS + 2] float32, in which token ids
-        # (below 2**24) are exact.
-        ids = ids + lax.axis_index(axis_name) * logits.shape[1]
-        packed = jnp.concatenate(
-            [best, ids.astype(jnp.float32), total[:, None], finite[:, None].astype(jnp.float32)],
-            axis=1,
-        )
-        parts = lax.all_gather(packed, axis_name)
-        bests, all_ids = parts[:, :, :TOP_TOKENS], parts[:, :, TOP_TOKENS : 2 * TOP_TOKENS]
-        best, index = fenced_top_k(_rows_of_parts(bests), TOP_TOKENS)
-        ids = jnp.take_along_axis(_rows_of_parts(all_ids), index, axis=1).astype(jnp.int32)
-        total = (parts[:, :, -2] * jnp.exp(bests[:, :, 0] - best[:, 0])).sum(axis=0)
-        finite = (parts[:, :, -1] > 0).all(axis=0)
-    log_normalizer = best[:, 0] + jnp.log(total)
-    return _ModelChoice(ids=ids, logits=best, log_normalizer=log_normalizer, finite=finite)
-
-
-def _rows_of_parts(parts: Array) -> Array:
-    """[devices, B, n] → [B, devices * n]."""
-    return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)
 
 
 def _edit(state: DecodeState, logits: Array, slots: Array) -> Array:
