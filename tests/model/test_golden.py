@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from golden_values import CASES, GOLDEN, Serving, Step, golden_config, golden_parameters
 
+from grok1_backend.kernels import native
+
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason="no reference values beside the repo")
 
 EXACT = 1e-4
@@ -49,7 +51,9 @@ def prompt_of(values: Golden, case: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture(scope="module", params=["fp32", "q8_fp32"])
-def exact(request: pytest.FixtureRequest) -> tuple[Serving, Golden]:
+def exact(request: pytest.FixtureRequest, backend: str) -> tuple[Serving, Golden]:
+    """With the native kernels, which serve by default, and without."""
+    assert native.available(jnp.float32) == (backend == "native")
     named = golden_parameters(*PARAMETERS[request.param])
     return Serving(golden_config(), named, jnp.float32), golden(request.param)
 
