@@ -28,6 +28,11 @@ class Command:
 COMMANDS = (
     Command("serve", "grok1_backend.server.serve", "start a local tritonserver and ask it once"),
     Command("plan", "grok1_backend.plan", "show what fits in the memory of the devices"),
+    Command(
+        "convert",
+        "grok1_backend.checkpoint.cli",
+        "write a checkpoint as safetensors, with checksums",
+    ),
     Command("score", "grok1_backend.score", "show how likely a model finds given tokens"),
 )
 
