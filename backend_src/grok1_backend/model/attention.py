@@ -9,9 +9,11 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
+from grok1_backend.kernels import native
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.layers import Linear, rotate
 from grok1_backend.model.precision import product_precision
+from grok1_backend.model.quantization import products
 from grok1_backend.model.sharding import ModelShards
 
 MASKED = -1e30
@@ -37,13 +39,17 @@ class MultiHeadAttention(hk.Module):
         batch, length, width = x.shape
         rows = x.reshape(-1, width)
 
-        def project(count: int, name: str) -> jax.Array:
-            projected = Linear(count * config.key_size, name)(rows)
-            return projected.reshape(batch, length, count, config.key_size)
-
-        queries = rotate(project(heads, "query"), positions, config.rope_base).astype(x.dtype)
-        keys = rotate(project(kv_heads, "key"), positions, config.rope_base).astype(x.dtype)
-        values = project(kv_heads, "value").astype(x.dtype)
+        counts = {"query": heads, "key": kv_heads, "value": kv_heads}
+        weights = [
+            Linear(count * config.key_size, name).weight(width) for name, count in counts.items()
+        ]
+        queries, keys, values = (
+            projected.reshape(batch, length, -1, config.key_size)
+            for projected in products(rows, weights)
+        )
+        queries = rotate(queries, positions, config.rope_base).astype(x.dtype)
+        keys = rotate(keys, positions, config.rope_base).astype(x.dtype)
+        values = values.astype(x.dtype)
         outputs = attend(queries, keys, values).reshape(batch * length, -1)
         outputs = shards.own_slice(outputs, max(1, shards.size // config.num_q_heads))
         return Linear(width, "linear")(outputs).reshape(batch, length, width)
@@ -137,6 +143,18 @@ def attend_pages(
     longest row needs. A block that lies behind a row's own position changes nothing of it, to
     the bit, so a row's result does not depend on its neighbours' lengths.
     """
+    if native.available(queries.dtype) and pool.keys.dtype == jnp.float32:
+        return native.attention(
+            queries,
+            pool.keys,
+            pool.values,
+            layer,
+            context.block_table,
+            context.positions,
+            context.lengths,
+            multiplier=config.attn_output_multiplier,
+            cap=config.attn_logit_cap,
+        )
     page_size, kv_heads = pool.keys.shape[2:4]
     batch, length, heads, size = queries.shape
     width = context.block_table.shape[1]

@@ -10,8 +10,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from grok1_backend.model.precision import product_precision
-from grok1_backend.model.quantization import matmul, value
+from grok1_backend.model.quantization import Weight, product_transposed, products, value
 from grok1_backend.model.sharding import ModelShards
 
 
@@ -37,11 +36,16 @@ class Linear(hk.Module):
         super().__init__(name=name)
         self.output_size = output_size
 
+    def weight(self, input_size: int) -> Weight:
+        """[input_size, output_size]."""
+        init = hk.initializers.VarianceScaling(1.0)
+        shape = [input_size, self.output_size]
+        weight: Weight = hk.get_parameter("w", shape, jnp.float32, init=init)
+        return weight
+
     def __call__(self, x: jax.Array) -> jax.Array:
         """[rows, K] float -> [rows, output_size] float32."""
-        init = hk.initializers.VarianceScaling(1.0)
-        weight = hk.get_parameter("w", [x.shape[-1], self.output_size], jnp.float32, init=init)
-        return matmul(x, weight)
+        return products(x, [self.weight(x.shape[-1])])[0]
 
 
 class InOutEmbed(hk.Module):
@@ -55,13 +59,14 @@ class InOutEmbed(hk.Module):
         self.shape = (local_vocab_size, emb_size)
         self.shards = shards
 
-    def _table(self) -> jax.Array:
+    def _table(self) -> Weight:
         init = hk.initializers.RandomNormal(1.0)
-        return value(hk.get_parameter("embeddings", self.shape, jnp.float32, init=init))
+        table: Weight = hk.get_parameter("embeddings", self.shape, jnp.float32, init=init)
+        return table
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """[...] int32 -> [..., emb_size] float32; one all-reduce when sharded."""
-        table = self._table()
+        table = value(self._table())
         if self.shards.size == 1:
             return table[tokens]
         local = tokens - self.shards.index() * self.shape[0]
@@ -71,7 +76,7 @@ class InOutEmbed(hk.Module):
 
     def decode(self, x: jax.Array) -> jax.Array:
         """[rows, emb_size] float32 -> [rows, local vocabulary] float32."""
-        return jnp.einsum("rd,vd->rv", x, self._table(), precision=product_precision(x.dtype))
+        return product_transposed(x, self._table())
 
 
 def rotate(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:

@@ -8,12 +8,14 @@ most `TILE_BYTES` and applies the scales to float32 partial sums.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from grok1_backend.kernels import native
 from grok1_backend.model.precision import product_precision
 
 TILE_BYTES = 4 * 2**20
@@ -69,6 +71,43 @@ def value(weight: Weight) -> jax.Array:
     if isinstance(weight, LayerSlice):
         return jax.lax.dynamic_index_in_dim(stack, weight.layer, keepdims=False)
     return jnp.asarray(stack)
+
+
+def native_stacks(x: jax.Array, *weights: Weight) -> list[native.Stack] | None:
+    """The weights as the native kernels take them; None where `x` has to be multiplied in JAX.
+
+    Only weights of the stacks go to the kernels: they are what a running model has, and what is
+    trained is none, as the kernels have no derivative.
+    """
+    stacks = []
+    for weight in weights:
+        if not isinstance(weight, LayerSlice) or weight.dtype not in (jnp.int8, jnp.float32):
+            return None
+        if isinstance(weight.stack, QuantizedWeight8bit):
+            stack = native.Stack(weight.stack.weight, weight.stack.scales, weight.layer)
+        else:
+            stack = native.Stack(weight.stack, None, weight.layer)
+        stacks.append(stack)
+    return stacks if native.available(x.dtype) else None
+
+
+def products(x: jax.Array, weights: Sequence[Weight]) -> list[jax.Array]:
+    """Multiplies [rows, K] float by several weights [K, N] of a layer: [rows, N] float32 each."""
+    stacks = native_stacks(x, *weights)
+    if stacks is not None:
+        return native.products(x, stacks)
+    return [matmul(x, weight) for weight in weights]
+
+
+def product_transposed(x: jax.Array, weight: Weight) -> jax.Array:
+    """Multiplies [rows, K] float by the transpose of a float weight [N, K]: [rows, N] float32."""
+    stacks = native_stacks(x, weight)
+    if stacks is not None:
+        return native.products(x, stacks, transposed=True)[0]
+    precision = product_precision(x.dtype)
+    return jnp.einsum(
+        "rk,nk->rn", x, value(weight), precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 def matmul(x: jax.Array, weight: Weight, index: jax.Array | None = None) -> jax.Array:

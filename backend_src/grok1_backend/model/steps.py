@@ -119,7 +119,13 @@ def logits_of(
     def decode(h: jax.Array) -> jax.Array:
         return LanguageModel(config, shards).decode(h)
 
-    return _apply(decode, _nested(parameters, ""), h)
+    modules = _nested(parameters, "")
+    # A stack of one layer, as the layers' weights are: so it is multiplied like them.
+    table = modules["language_model/in_out_embed"]["embeddings"]
+    modules["language_model/in_out_embed"] = {
+        "embeddings": LayerSlice(table[None], jnp.zeros((), jnp.int32))
+    }
+    return _apply(decode, modules, h)
 
 
 def last_logits(

@@ -1,0 +1,170 @@
+"""The kernels as JAX functions. They are called inside `shard_map`, on a shard's own arrays.
+
+Where `available()` is false the callers compute the same in JAX. Weights are stacks over layers
+of which the kernels read the chosen layer (and expert) in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grok1_backend.kernels.build import BuildError, find_or_build
+
+log = logging.getLogger(__name__)
+
+SWITCH = "GROK1_NATIVE_KERNELS"
+"""Environment variable; `0` leaves the kernels out."""
+
+_HANDLERS = ("Grok1Experts", "Grok1Products", "Grok1Attention")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The weights of one kind of all layers, and which layer is meant."""
+
+    weight: jax.Array  # [layers, ..., K, N] int8 or float32
+    scales: jax.Array | None  # [layers, ..., G, N] float32 or bfloat16; None for float32 weights
+    layer: jax.Array  # [] int32
+
+    def operands(self) -> tuple[jax.Array, jax.Array]:
+        scales = jnp.zeros((0,), jnp.float32) if self.scales is None else self.scales
+        return self.weight, scales
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """Loads and registers the kernels, building them if need be; None, with a log line, if not."""
+    if os.environ.get(SWITCH) == "0":
+        log.info("native kernels: left out (%s=0); the model runs on JAX alone", SWITCH)
+        return None
+    began = time.monotonic()
+    try:
+        path = find_or_build()
+        library = ctypes.CDLL(str(path))
+    except (BuildError, OSError) as error:
+        log.warning("native kernels: none, the model runs on JAX alone, slowly: %s", error)
+        return None
+    for name in _HANDLERS:
+        capsule = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    log.info("native kernels: %s (%.1f s)", path, time.monotonic() - began)
+    return library
+
+
+def available(dtype: jax.typing.DTypeLike) -> bool:
+    """Whether the kernels take activations of a dtype here: float32 on the CPU, if they are built.
+
+    Asked while a function is traced, so the choice costs nothing when it runs.
+    """
+    on_cpu = jnp.dtype(dtype) == jnp.float32 and jax.default_backend() == "cpu"
+    return on_cpu and _library() is not None
+
+
+def counters() -> tuple[int, int]:
+    """(Row, expert) pairs computed and bytes of expert weights read since the start."""
+    library = _library()
+    if library is None:
+        raise RuntimeError("the native kernels are not available")
+    read = (ctypes.c_int64 * 2)()
+    library.grok1_counters(read)
+    return read[0], read[1]
+
+
+def experts(
+    x: jax.Array,
+    chosen: jax.Array,
+    gates: jax.Array,
+    valid: jax.Array,
+    linear: Stack,
+    linear_v: Stack,
+    linear_1: Stack,
+) -> jax.Array:
+    """The sum over a row's chosen experts of gate · linear_1(gelu(linear(x)) · linear_v(x)).
+
+    Args:
+      x: [rows, emb_size] float32.
+      chosen: [rows, selected] int32.
+      gates: [rows, selected] float32.
+      valid: [rows] bool: other rows cost nothing and give 0.
+      linear, linear_v: [layers, experts, emb_size, ffn_size].
+      linear_1: [layers, experts, ffn_size, emb_size].
+
+    Returns:
+      [rows, emb_size] float32.
+    """
+    rows, width = x.shape
+    scratch = rows * chosen.shape[1] * (width + linear.weight.shape[-1])
+    results = (_floats(rows, width), _floats(scratch))
+    call = jax.ffi.ffi_call("Grok1Experts", results)
+    stacks = (*linear.operands(), *linear_v.operands(), *linear_1.operands())
+    out: jax.Array = call(x, chosen, gates, valid, linear.layer, *stacks)[0]
+    return out
+
+
+def products(x: jax.Array, stacks: Sequence[Stack], transposed: bool = False) -> list[jax.Array]:
+    """Multiplies [rows, K] float32 by the same layer of several stacks: [rows, N] float32 each.
+
+    Args:
+      stacks: [layers, K, N]; transposed, and then float32: [layers, N, K].
+    """
+    rows, depth = x.shape
+    columns = [stack.weight.shape[-2 if transposed else -1] for stack in stacks]
+    results = (_floats(rows * depth), *(_floats(rows, count) for count in columns))
+    call = jax.ffi.ffi_call("Grok1Products", results)
+    operands = [operand for stack in stacks for operand in stack.operands()]
+    return list(call(x, stacks[0].layer, *operands, transposed=transposed)[1:])
+
+
+def attention(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    layer: jax.Array,
+    block_table: jax.Array,
+    positions: jax.Array,
+    lengths: jax.Array,
+    *,
+    multiplier: float,
+    cap: float,
+) -> jax.Array:
+    """Attention of a step's tokens to all positions up to their own, read from the pages.
+
+    Args:
+      queries: [B, T, H, D] float32.
+      keys, values: [layers, pages, page size, KV heads, D] float32.
+      layer: [] int32.
+      block_table: [B, W] int32.
+      positions: [B, T] int32.
+      lengths: [B] int32: how many of the T tokens are real; the others give 0.
+      multiplier, cap: logits are cap · tanh(multiplier · (query · key) / cap).
+
+    Returns:
+      [B, T, H, D] float32.
+    """
+    call = jax.ffi.ffi_call("Grok1Attention", _floats(*queries.shape))
+    out: jax.Array = call(
+        queries,
+        keys,
+        values,
+        layer,
+        block_table,
+        positions,
+        lengths,
+        multiplier=np.float32(multiplier),
+        cap=np.float32(cap),
+    )
+    return out
+
+
+def _floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -1,0 +1,148 @@
+#include "compute.h"
+
+#include "attention.h"
+#include "tiles.h"
+
+namespace grok1 {
+namespace {
+
+void Fill(const Matrix& weight, int64_t row, int64_t depth, int64_t column, int64_t width,
+          float* panel) {
+  if (weight.storage == Storage::kInt8) {
+    FillPanel(static_cast<const int8_t*>(weight.data), weight.stride, row, depth, column, width,
+              panel);
+  } else if (weight.storage == Storage::kFloat32) {
+    FillPanel(static_cast<const float*>(weight.data), weight.stride, row, depth, column, width,
+              panel);
+  } else {
+    const float* columns[kPanel];
+    for (int64_t c = 0; c < kPanel; ++c) {
+      // Beyond the last column it is computed again, and not used.
+      const int64_t from = column + (c < width ? c : width - 1);
+      columns[c] = static_cast<const float*>(weight.data) + from * weight.stride;
+    }
+    FillTransposed(columns, row, depth, panel);
+  }
+}
+
+// One run of rows of the weight and the sums that it adds to.
+struct Part {
+  const float* packed;  // all rows of x, whole depth
+  int64_t rows;
+  const Matrix& weight;
+  int64_t row;          // first row of the run
+  int64_t depth;        // of the run
+  int64_t column;
+  int64_t count;
+  float* sums;          // [rows, kMaxStrip]
+  float* panel;
+};
+
+// Panels converted once for all blocks of rows, from column `done` of the part on.
+void PanelProduct(const Part& part, int64_t done) {
+  static constexpr Tiles<false, 0, float> tiles;
+  for (int64_t d = 0; d < part.depth; d += kDepthBlock) {
+    const int64_t depth = part.depth - d < kDepthBlock ? part.depth - d : kDepthBlock;
+    for (int64_t c = done; c < part.count; c += kPanel) {
+      const int64_t width = part.count - c < kPanel ? part.count - c : kPanel;
+      Fill(part.weight, part.row + d, depth, part.column + c, width, part.panel);
+      for (int64_t block = 0; block < NumBlocks(part.rows); ++block) {
+        const int64_t first = BlockStart(part.rows, block);
+        const int64_t height = BlockStart(part.rows, block + 1) - first;
+        const float* x = part.packed + first * part.weight.depth + (part.row + d) * height;
+        tiles.of[height](x, part.panel, kPanel, depth, part.sums + first * kMaxStrip + c,
+                         kMaxStrip);
+      }
+    }
+  }
+}
+
+// One block of rows, the weights read as they lie. Returns how many columns are done.
+template <typename Element>
+int64_t DirectProduct(const Part& part) {
+  static constexpr Tiles<true, 0, Element> wide;
+  static constexpr Tiles<false, 0, Element> narrow;
+  const int64_t rows = part.rows;
+  const float* x = part.packed + part.row * rows;
+  const Element* data = static_cast<const Element*>(part.weight.data) +
+                        part.row * part.weight.stride + part.column;
+  const int64_t step = Vectors(rows) * kLanes;
+  int64_t c = 0;
+  for (; c + step <= part.count; c += step) {
+    wide.of[rows](x, data + c, part.weight.stride, part.depth, part.sums + c, kMaxStrip);
+  }
+  for (; c + kPanel <= part.count; c += kPanel) {
+    narrow.of[rows](x, data + c, part.weight.stride, part.depth, part.sums + c, kMaxStrip);
+  }
+  return c;
+}
+
+int64_t ProductAsStored(const Part& part) {
+  if (part.rows > kMaxRows) return 0;
+  if (part.weight.storage == Storage::kInt8) return DirectProduct<int8_t>(part);
+  if (part.weight.storage == Storage::kFloat32) return DirectProduct<float>(part);
+  return 0;
+}
+
+void ReadScales(const Matrix& weight, int64_t group, int64_t column, int64_t count, float* to) {
+  const int64_t first = group * weight.columns + column;
+  for (int64_t c = 0; c < count; ++c) {
+    if (!weight.scales) {
+      to[c] = 1.0f;
+    } else if (weight.scales_bfloat16) {
+      const uint32_t bits = uint32_t{static_cast<const uint16_t*>(weight.scales)[first + c]} << 16;
+      memcpy(to + c, &bits, sizeof bits);
+    } else {
+      to[c] = static_cast<const float*>(weight.scales)[first + c];
+    }
+  }
+}
+
+void Multiply(const float* packed, int64_t rows, const Matrix& weight, int64_t column,
+              int64_t count, float* out, int64_t out_stride, float* scratch) {
+  float* panel = scratch;
+  float* scales = panel + kDepthBlock * kPanel;
+  float* sums = scales + kMaxStrip;
+  const int64_t depth = weight.depth / weight.groups;
+  for (int64_t group = 0; group < weight.groups; ++group) {
+    memset(sums, 0, sizeof(float) * rows * kMaxStrip);
+    const Part part{packed, rows, weight, group * depth, depth, column, count, sums, panel};
+    const int64_t done = ProductAsStored(part);
+    if (done < count) PanelProduct(part, done);
+    ReadScales(weight, group, column, count, scales);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* from = sums + r * kMaxStrip;
+      float* to = out + r * out_stride;
+      if (group == 0) memset(to, 0, sizeof(float) * count);
+      for (int64_t c = 0; c < count; ++c) to[c] += from[c] * scales[c];
+    }
+  }
+}
+
+void GateAndPack(const float* gate, const float* up, int64_t rows, int64_t column, int64_t count,
+                 int64_t depth, float* packed) {
+  for (int64_t block = 0; block < NumBlocks(rows); ++block) {
+    const int64_t first = BlockStart(rows, block);
+    const int64_t height = BlockStart(rows, block + 1) - first;
+    float* to = packed + first * depth + column * height;
+    for (int64_t m = 0; m < height; ++m) {
+      const int64_t row = (first + m) * kMaxStrip;
+      for (int64_t c = 0; c < count; c += kLanes) {
+        const Vector gated = Gelu(Load(gate + row + c)) * Load(up + row + c);
+        const int64_t width = count - c < kLanes ? count - c : kLanes;
+        for (int64_t i = 0; i < width; ++i) to[(c + i) * height + m] = gated[i];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+const Compute& GROK1_COMPUTE() {
+  static constexpr Compute compute = {
+      kDepthBlock * kPanel + kMaxStrip + kMaxGroup * kMaxStrip,
+      AttentionState::Floats, Pack, Multiply, GateAndPack, Attend};
+  return compute;
+}
+
+}  // namespace grok1

@@ -1,0 +1,75 @@
+// The arithmetic of the kernels, compiled once for each instruction set and chosen at run time.
+//
+// Every element of a product is one chain of fused multiply-adds over the depth, in order, for any
+// number of rows and on any path: a row's result does not depend on its neighbours, to the bit.
+#ifndef GROK1_COMPUTE_H_
+#define GROK1_COMPUTE_H_
+
+#include <cstdint>
+
+namespace grok1 {
+
+constexpr int64_t kMaxStrip = 256;      // columns that one product computes at most
+constexpr int64_t kMaxGroup = 240;      // rows that it takes at most
+constexpr int64_t kMaxAttention = 128;  // query rows that one call of `attend` takes at most
+
+enum class Storage { kInt8, kFloat32, kFloat32Transposed };
+
+// A weight [depth, columns] where it lies in memory (transposed: [columns, depth]).
+struct Matrix {
+  const void* data;
+  Storage storage;
+  int64_t depth;
+  int64_t columns;
+  int64_t stride;         // elements from one row in memory to the next
+  const void* scales;     // [groups, columns], or null
+  bool scales_bfloat16;   // or float32
+  int64_t groups;         // runs of depth / groups rows that share their scales; 1 without scales
+};
+
+// One step's attention of some query rows that share a KV head.
+struct AttentionRows {
+  const float* queries;
+  float* outputs;
+  const int64_t* offsets;      // [rows]: of each row in queries and in outputs
+  const int64_t* lengths;      // [rows]: positions that the row sees, at least 1
+  int64_t rows;
+  const float* keys;           // the head's first page; see the strides
+  const float* values;
+  const int32_t* pages;        // of the context, in order
+  int64_t page_size;
+  int64_t page_stride;         // between pages
+  int64_t position_stride;     // between positions of a page
+  int64_t size;                // of a head
+  float multiplier;
+  float cap;
+};
+
+struct Compute {
+  // Floats that `multiply` and `attend` need to work in.
+  int64_t multiply_scratch;
+  int64_t (*attend_scratch)(int64_t size);
+
+  // Copies rows [rows, depth], row r at rows_of[r], to the order in which `multiply` reads them:
+  // as many floats.
+  void (*pack)(const float* const* rows_of, int64_t rows, int64_t depth, float* packed);
+
+  // out[r, c] = sum over d of x[r, d] · weight[d, column + c], r below `rows` (at most kMaxGroup), c
+  // below `count` (at most kMaxStrip); out has rows of `out_stride`.
+  void (*multiply)(const float* packed, int64_t rows, const Matrix& weight, int64_t column,
+                   int64_t count, float* out, int64_t out_stride, float* scratch);
+
+  // gelu(gate) · up, both [rows, kMaxStrip], into columns `column`... of a packed [rows, depth].
+  void (*gate_and_pack)(const float* gate, const float* up, int64_t rows, int64_t column,
+                        int64_t count, int64_t depth, float* packed);
+
+  // Attention with capped logits and a running softmax over blocks of positions.
+  void (*attend)(const AttentionRows& rows, float* scratch);
+};
+
+// The best one that this CPU has.
+const Compute& BestCompute();
+
+}  // namespace grok1
+
+#endif  // GROK1_COMPUTE_H_

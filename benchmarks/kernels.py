@@ -1,0 +1,186 @@
+"""Native kernels against the same steps in JAX alone, and against what the machine can do.
+
+Whole forward steps of the model that other engines are compared with (4 layers, width 1024, 8
+experts of which 2 are used, vocabulary 32768), without the sampler. Each figure is a median of
+interleaved runs. `floor` is the time to read the bytes that the step must read at the bandwidth
+measured here, or the time of its arithmetic at the rate of a large float32 product, whichever is
+longer. Run: `python benchmarks/kernels.py [--rounds N] [--weights int8|float32]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grok1_backend.kernels import native
+from grok1_backend.model import steps
+from grok1_backend.model.config import GrokConfig
+from grok1_backend.model.parameters import Parameters, leaves, place_parameters
+from grok1_backend.model.partition import create_mesh
+from grok1_backend.model.quantization import QuantizedWeight8bit
+
+CONFIG = GrokConfig(
+    vocab_size=32768,
+    sequence_len=8192,
+    emb_size=1024,
+    num_layers=4,
+    num_q_heads=16,
+    num_kv_heads=4,
+    key_size=64,
+    widening_factor=4.03,
+    num_experts=8,
+    num_selected_experts=2,
+    embedding_multiplier_scale=32.0,
+    output_multiplier_scale=0.577,
+    attn_output_multiplier=0.125,
+)
+PAGE_SIZE = 64
+Step = Callable[[], Any]
+
+
+def random_parameters(quantized: bool) -> Parameters:
+    rng = np.random.default_rng(0)
+    named: dict[str, Any] = {}
+    for leaf in leaves(CONFIG):
+        scale = np.float32(leaf.shape[-2] ** -0.5) if len(leaf.shape) > 1 else np.float32(1)
+        if leaf.quantized and quantized:
+            weight = rng.integers(-127, 128, leaf.shape, np.int8)
+            scales = np.full((*leaf.shape[:-2], 1, leaf.shape[-1]), scale / 64, jnp.bfloat16)
+            named[leaf.name] = QuantizedWeight8bit(weight, scales)
+        else:
+            named[leaf.name] = rng.standard_normal(leaf.shape, np.float32) * scale
+    return place_parameters(named, CONFIG, create_mesh((1, 1)))
+
+
+def make_step(parameters: Parameters, rows: int, tokens: int, start: int) -> Step:
+    """A compiled step of `rows` requests, each `tokens` new tokens after `start` others."""
+    mesh = create_mesh((1, 1))
+    step = steps.on_mesh(
+        steps.last_logits,
+        parameters,
+        mesh,
+        CONFIG,
+        jnp.float32,
+        (steps.STEP_INPUT_SPECS,),
+        (steps.LOGITS_SPEC, steps.POOL_SPECS),
+    )
+    pages = -(-(start + tokens) // PAGE_SIZE)
+    pools = [steps.pool_creator(CONFIG, mesh, pages * rows, PAGE_SIZE, jnp.float32)()]
+    rng = np.random.default_rng(1)
+    given = steps.StepInput(
+        rng.integers(3, CONFIG.vocab_size, (rows, tokens), np.int32),
+        np.full(rows, start, np.int32),
+        np.full(rows, tokens, np.int32),
+        np.arange(rows * pages, dtype=np.int32).reshape(rows, pages),
+    )
+    compiled = jax.jit(step, donate_argnums=1).lower(parameters, pools[0], given).compile()
+
+    def run() -> None:
+        logits, pools[0] = compiled(parameters, pools[0], given)
+        jax.block_until_ready(logits)
+
+    return run
+
+
+def seconds(step: Step) -> float:
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def machine() -> tuple[float, float]:
+    """Bytes/s of a vector times a large float32 matrix; FLOP/s of a large float32 product."""
+    matrix = jnp.ones((32768, 1024))
+    read = jax.jit(partial(jnp.einsum, "d,vd->v"))
+    square = jnp.ones((2048, 2048))
+    product = jax.jit(jnp.dot)
+    jobs: list[Step] = [
+        lambda: read(matrix[0], matrix).block_until_ready(),
+        lambda: product(square, square).block_until_ready(),
+    ]
+    best = [min(seconds(job) for _ in range(8)) for job in jobs]
+    return matrix.nbytes / best[0], 2 * 2048**3 / best[1]
+
+
+def needs(rows: int, tokens: int, start: int, quantized: bool) -> tuple[float, float]:
+    """Bytes of weights and KV that a step must read, and its multiply-adds times two."""
+    config, layers = CONFIG, CONFIG.num_layers
+    total = rows * tokens
+    expert = 3 * config.emb_size * config.ffn_size
+    heads = config.num_q_heads + config.num_kv_heads
+    projections = 2 * config.emb_size * config.key_size * heads
+    pairs = total * config.num_selected_experts
+    # How many experts `pairs` random choices touch.
+    touched = config.num_experts * (
+        1 - (1 - config.num_selected_experts / config.num_experts) ** total
+    )
+    width = 1 if quantized else 4
+    kv = rows * (start + tokens) * 2 * config.num_kv_heads * config.key_size * 4
+    read = layers * ((touched * expert + projections) * width + kv)
+    read += 4 * config.vocab_size * config.emb_size
+    seen = total * (start + (tokens + 1) / 2)
+    work = layers * (pairs * expert + total * projections)
+    work += layers * seen * 2 * config.num_q_heads * config.key_size
+    work += rows * config.vocab_size * config.emb_size
+    return read, 2 * work
+
+
+CASES = {
+    "decode, 1 request": (1, 1, 128),
+    "decode, 8 requests": (8, 1, 128),
+    "decode, 32 requests": (32, 1, 128),
+    "decode, 1 request at 8000": (1, 1, 8000),
+    "prefill 64": (1, 64, 0),
+    "prefill 512": (1, 512, 0),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--weights", choices=("int8", "float32"), default="int8")
+    parser.add_argument("--cases", default="", help="part of the names of the cases to run")
+    parser.add_argument("--alone", action="store_true", help="leave out the steps in JAX alone")
+    options = parser.parse_args()
+    quantized = options.weights == "int8"
+    parameters = random_parameters(quantized)
+    print(f"{options.weights} weights, {native.available(jnp.float32)=}")
+    print("step                        tokens/s   ms      floor   of floor   in JAX alone")
+    for name, (rows, tokens, start) in CASES.items():
+        if options.cases not in name:
+            continue
+        ours = make_step(parameters, rows, tokens, start)
+        contenders = [ours]
+        if not options.alone:
+            with mock.patch.object(native, "available", return_value=False):
+                contenders.append(make_step(parameters, rows, tokens, start))
+        times: list[list[float]] = [[] for _ in contenders]
+        machines = []
+        for _ in range(options.rounds):
+            machines.append(machine())
+            for kept, step in zip(times, contenders, strict=True):
+                kept.append(min(seconds(step) for _ in range(3)))
+        read, work = needs(rows, tokens, start, quantized)
+        bandwidth, rate = (max(values) for values in zip(*machines, strict=True))
+        floor = max(read / bandwidth, work / rate)
+        median = statistics.median(times[0])
+        jax_alone = f"{statistics.median(times[1]) / median:.1f} x" if times[1:] else ""
+        print(
+            f"{name:26} {rows * tokens / median:9.1f} {median * 1e3:7.1f} {floor * 1e3:7.1f}"
+            f" {floor / median:9.0%}   {jax_alone}   (best {min(times[0]) * 1e3:.1f} ms;"
+            f" {bandwidth / 1e9:.1f} GB/s, {rate / 1e9:.0f} GFLOP/s)",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
