@@ -19,7 +19,7 @@ def parse_bytes(text: str) -> int:
     Raises:
       ValueError: it is no such size.
     """
-    match = re.fullmatch(r"([\d.]+)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match and (unit := match[2].upper()) in _UNITS:
         size = float(match[1]) * _UNITS[unit]
         if size >= 1:
