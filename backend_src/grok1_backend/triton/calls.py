@@ -5,7 +5,10 @@ Each call is a sequence of one turn (START and END) under a correlation id of it
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,29 +49,54 @@ class Call:
     wanted: tuple[str, ...]
     """Names of the outputs to send, `finish_reason` among them."""
 
-    def replies(self) -> Iterator[Tensors]:
+
+class Caller:
+    """Makes the calls of one model."""
+
+    KEPT_SECONDS = 5.0
+    """A call's iterator may not go at its end: the stub forgets it a moment later, on a thread
+    that does not hold Python's lock, and would free its arrays there if no one else had it."""
+    _FORGOTTEN_SECONDS = 0.5
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, object]] = deque()
+        self._lock = threading.Lock()
+
+    def replies(self, call: Call) -> Iterator[Tensors]:
         """The responses as they come; blocks between them. To be read to its end.
 
         Raises:
           EngineError: what `grok1` answered with.
         """
-        tensors = {name: array for name, array in self.settings.items() if name in _INPUTS}
-        tensors[INPUT_IDS.name] = INPUT_IDS.tensor(self.prompt_ids)
+        tensors = {name: array for name, array in call.settings.items() if name in _INPUTS}
+        tensors[INPUT_IDS.name] = INPUT_IDS.tensor(call.prompt_ids)
         finished = False
-        for reply in self._execute(tensors, self.wanted, self.request_id):
+        for reply in self._execute(
+            tensors, call.wanted, call.request_id, call.parameters, call.timeout
+        ):
             finished = reply[FINISH_REASON.name].item() != b""
             yield reply
         if not finished:
             raise EngineError(ErrorCode.INTERNAL, "grok1 ended without an answer")
 
-    def abort(self) -> None:
+    def abort(self, call: Call) -> None:
         """Cancels the generation, if it runs."""
-        tensors: Tensors = {ABORT.name: ABORT.tensor(self.request_id)}
-        for _ in self._execute(tensors, (FINISH_REASON.name,), ""):
+        tensors: Tensors = {ABORT.name: ABORT.tensor(call.request_id)}
+        for _ in self._execute(tensors, (FINISH_REASON.name,)):
             pass
 
+    def close(self) -> None:
+        """Lets go of what is kept, while Python still runs."""
+        time.sleep(self._FORGOTTEN_SECONDS)
+        self._ended.clear()
+
     def _execute(
-        self, tensors: Tensors, wanted: tuple[str, ...], request_id: str
+        self,
+        tensors: Tensors,
+        wanted: tuple[str, ...],
+        request_id: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        timeout: int = 0,
     ) -> Iterator[Tensors]:
         tensors = tensors | {INTERNAL.name: INTERNAL.tensor(True)}
         request = pb_utils.InferenceRequest(
@@ -78,17 +106,29 @@ class Call:
             flags=_ONE_TURN,
             inputs=[pb_utils.Tensor(name, array) for name, array in tensors.items()],
             requested_output_names=[*wanted, ERROR.name],
-            parameters=dict(self.parameters),
-            timeout=self.timeout,
+            parameters=dict(parameters or {}),
+            timeout=timeout,
         )
-        for response in request.exec(decoupled=True):
-            if response.has_error():  # of Triton; `grok1` sends its own as an output
-                raise EngineError(ErrorCode.INTERNAL, response.error().message())
-            outputs = {
-                tensor.name(): np.array(tensor.as_numpy()) for tensor in response.output_tensors()
-            }
-            if ERROR.name in outputs:
-                code, message = from_tensor(ERROR, outputs[ERROR.name])
-                raise EngineError(ErrorCode(code), message)
-            if outputs:
-                yield outputs
+        responses = request.exec(decoupled=True)
+        try:
+            for response in responses:
+                if response.has_error():  # of Triton; `grok1` sends its own as an output
+                    raise EngineError(ErrorCode.INTERNAL, response.error().message())
+                outputs = {
+                    tensor.name(): np.array(tensor.as_numpy())
+                    for tensor in response.output_tensors()
+                }
+                if ERROR.name in outputs:
+                    code, message = from_tensor(ERROR, outputs[ERROR.name])
+                    raise EngineError(ErrorCode(code), message)
+                if outputs:
+                    yield outputs
+        finally:
+            self._keep(responses)
+
+    def _keep(self, responses: object) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._ended.append((now, responses))
+            while self._ended[0][0] < now - self.KEPT_SECONDS:
+                self._ended.popleft()

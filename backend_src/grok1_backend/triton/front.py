@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from grok1_backend.engine.errors import EngineError, ErrorCode, invalid
 from grok1_backend.text.tokenizer import Tokenizer
-from grok1_backend.triton.calls import Call
+from grok1_backend.triton.calls import Call, Caller
 from grok1_backend.triton.cancellation import CancellationWatch
 from grok1_backend.triton.interface import (
     FINISH_REASON,
@@ -44,37 +44,18 @@ class Answer:
     """The answer to one prompt: a call of `grok1`, and how its tokens become text."""
 
     call: Call
+    caller: Caller
     tokenizer: Tokenizer
 
     def responses(self) -> Iterator[Tensors]:
         """The outputs of a text model, response by response; to be read to its end."""
-        for reply in self.call.replies():
+        for reply in self.caller.replies(self.call):
             text = response_text(self.tokenizer, reply)
             yield reply | {TEXT_OUTPUT.name: TEXT_OUTPUT.tensor(text)}
 
-
-def make_answer(tokenizer: Tokenizer, client: ClientRequest, wanted: Collection[str]) -> Answer:
-    """The answer that a prompt asks for; nothing is called yet.
-
-    Args:
-      tokenizer: of the model.
-      client: the prompt and its settings.
-      wanted: the outputs that the client wants to see.
-
-    Raises:
-      EngineError: INVALID_ARG for a prompt that cannot be read.
-    """
-    prompt = read_prompt(tokenizer, client)
-    needed = (*NEEDED, FINISH_REASON)
-    call = Call(
-        prompt_ids=prompt.ids,
-        settings=client.tensors | {PROMPT_TEXT.name: PROMPT_TEXT.tensor(prompt.text)},
-        parameters=client.parameters,
-        request_id=client.request_id or uuid.uuid4().hex,
-        timeout=client.timeout,
-        wanted=tuple(o.name for o in GROK1.outputs if o.name in wanted or o in needed),
-    )
-    return Answer(call, tokenizer)
+    def abort(self) -> None:
+        """Cancels the call, if it runs."""
+        self.caller.abort(self.call)
 
 
 class TextFront:
@@ -82,6 +63,7 @@ class TextFront:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._caller = Caller()
         self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="call")
         self._free = threading.Semaphore(MAX_CALLS)
         self._watch = CancellationWatch()
@@ -91,10 +73,7 @@ class TextFront:
         stream = ResponseStream(request)
         with answering(stream):
             clients = client_requests(request)
-            answers = [
-                make_answer(self._tokenizer, self.adapt(client), stream.wanted)
-                for client in clients
-            ]
+            answers = [self._answer_to(self.adapt(client), stream.wanted) for client in clients]
             self._watch.watch(stream, lambda: abort_all(answers))
             self.start(answers, stream)
 
@@ -110,6 +89,7 @@ class TextFront:
         """Waits for the calls under way, and ends the threads."""
         self._threads.shutdown()
         self._watch.close()
+        self._caller.close()
 
     def run(self, work: Any, *arguments: Any) -> Future[Any]:
         """Lets a thread do some work.
@@ -124,11 +104,24 @@ class TextFront:
         future.add_done_callback(lambda _: self._free.release())
         return future
 
+    def _answer_to(self, client: ClientRequest, wanted: Collection[str]) -> Answer:
+        prompt = read_prompt(self._tokenizer, client)
+        needed = (*NEEDED, FINISH_REASON)
+        call = Call(
+            prompt_ids=prompt.ids,
+            settings=client.tensors | {PROMPT_TEXT.name: PROMPT_TEXT.tensor(prompt.text)},
+            parameters=client.parameters,
+            request_id=client.request_id or uuid.uuid4().hex,
+            timeout=client.timeout,
+            wanted=tuple(o.name for o in GROK1.outputs if o.name in wanted or o in needed),
+        )
+        return Answer(call, self._caller, self._tokenizer)
+
 
 def abort_all(answers: Sequence[Answer]) -> None:
     """Cancels the answers that are still under way."""
     for answer in answers:
-        answer.call.abort()
+        answer.abort()
 
 
 class GenerateModel(TextFront):
