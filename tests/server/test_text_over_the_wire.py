@@ -1,0 +1,163 @@
+"""The three text models answer, and say the same: streamed or not, alone or with others."""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from generation import Response, Stream, one_shot, post, text_of, tokens_of
+from tritonclient import http
+
+STREAMING = ("grok1_generate", "grok1_ensemble")
+PROMPTS = (
+    "In the beginning",
+    " leading spaces\n\nand lines",
+    "天地玄黃 宇宙洪荒",
+    "emoji 🌍👩\u200d👩\u200d👧 and e\u0301 combining",
+    "בראשית ברא אלהים",
+    "\x00\x01 control and \u0600\ufeff",
+)
+# Sampled without a filter, a small model writes byte tokens, broken UTF-8 included.
+WILD = {"temperature": 4.0, "seed": 11, "max_tokens": 48, "ignore_eos": True}
+
+
+def ask(url: str, model: str, **inputs: Any) -> list[Response]:
+    options = one_shot(str(uuid.uuid4())) if model == "grok1_ensemble" else None
+    with Stream(url) as stream:
+        return stream.ask(model, options=options, **inputs)
+
+
+def complete(http_url: str, **settings: Any) -> dict[str, Any]:
+    answer = post(f"{http_url}/v2/models/grok1_complete/generate", settings)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_a_prompt_streams(grpc_url: str, model: str) -> None:
+    responses = ask(grpc_url, model, text_input="In the beginning", max_tokens=12)
+    assert len(responses) > 1
+    assert [r.final for r in responses] == [False] * (len(responses) - 1) + [True]
+    assert [r.value("finish_reason") for r in responses[:-1]] == [""] * (len(responses) - 1)
+    last = responses[-1]
+    assert last.value("finish_reason") in ("length", "stop")
+    assert last.value("num_output_tokens") == len(tokens_of(responses)) <= 12
+    assert len({r.value("request_id") for r in responses}) == 1
+    assert text_of(responses).strip()
+
+
+@pytest.mark.parametrize("model", STREAMING)
+def test_stream_false_gives_one_response(grpc_url: str, model: str) -> None:
+    (response,) = ask(grpc_url, model, text_input="In the beginning", max_tokens=12, stream=False)
+    assert response.final
+    assert response.value("num_output_tokens") == len(response.token_ids) > 1
+
+
+def test_streamed_text_joined_is_the_single_text_with_many_streams_at_once(
+    grpc_url: str, http_url: str
+) -> None:
+    jobs = [(model, prompt) for model in STREAMING for prompt in PROMPTS]
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        streams = list(
+            threads.map(lambda job: ask(grpc_url, job[0], text_input=job[1], **WILD), jobs)
+        )
+    for (model, prompt), responses in zip(jobs, streams, strict=True):
+        whole = complete(http_url, text_input=prompt, **WILD)
+        assert text_of(responses) == whole["text_output"], (model, prompt)
+        assert tokens_of(responses) == whole["token_ids"], (model, prompt)
+        assert len(responses) > 1
+
+
+def test_server_sent_events_are_the_same_stream(http_url: str) -> None:
+    url = f"{http_url}/v2/models/grok1_generate/generate_stream"
+    events = post(url, {"text_input": PROMPTS[2], **WILD}).events
+    whole = complete(http_url, text_input=PROMPTS[2], **WILD)
+    assert "".join(event["text_output"] for event in events) == whole["text_output"]
+    assert [event["finish_reason"] for event in events][-1] == "length"
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("model", STREAMING)
+def test_the_prompt_comes_back_as_it_was(grpc_url: str, model: str, prompt: str) -> None:
+    settings = {"max_tokens": 3, "temperature": 0.0}
+    without = text_of(ask(grpc_url, model, text_input=prompt, **settings))
+    echo = ask(grpc_url, model, text_input=prompt, exclude_input_in_output=False, **settings)
+    assert text_of(echo) == prompt + without
+
+
+def test_a_stop_word_ends_the_text_before_it(grpc_url: str, http_url: str) -> None:
+    greedy = {"text_input": "In the beginning", "temperature": 0.0, "max_tokens": 40}
+    text = complete(http_url, **greedy)["text_output"]
+    stop = text[len(text) // 2 :][:3]
+    expected = text[: text.index(stop)]
+    for model in STREAMING:
+        responses = ask(grpc_url, model, stop_words=[stop], **greedy)
+        assert text_of(responses) == expected
+        assert responses[-1].value("finish_reason") == "stop"
+    assert complete(http_url, stop_words=[stop], **greedy)["text_output"] == expected
+
+
+def test_token_ids_in_place_of_text(grpc_url: str) -> None:
+    greedy = {"temperature": 0.0, "max_tokens": 8}
+    with Stream(grpc_url) as stream:
+        ids = [5, 300, 17, 42]
+        direct = stream.ask("grok1", options=one_shot(99), input_ids=ids, **greedy)
+    for model in STREAMING:
+        assert tokens_of(ask(grpc_url, model, input_ids=ids, **greedy)) == tokens_of(direct)
+
+
+def test_one_request_with_several_prompts_gets_as_many_answers_in_order(http_url: str) -> None:
+    prompts, limits = PROMPTS[:4], [3, 9, 1, 6]
+    text = http.InferInput("text_input", [4, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[p.encode()] for p in prompts], dtype=object))
+    limit = http.InferInput("max_tokens", [4, 1], "INT32")
+    limit.set_data_from_numpy(np.array(limits, np.int32)[:, None])
+    cold = http.InferInput("temperature", [4, 1], "FP32")
+    cold.set_data_from_numpy(np.zeros((4, 1), np.float32))
+    with http.InferenceServerClient(http_url.removeprefix("http://")) as client:
+        result = client.infer("grok1_complete", [text, limit, cold])
+    for row, (prompt, most) in enumerate(zip(prompts, limits, strict=True)):
+        alone = complete(http_url, text_input=prompt, max_tokens=most, temperature=0.0)
+        assert result.as_numpy("text_output")[row].item().decode() == alone["text_output"]
+        count = result.as_numpy("num_output_tokens")[row].item()
+        assert count == alone["num_output_tokens"] <= most
+        assert (result.as_numpy("token_ids")[row, count:] == -1).all()
+
+
+def test_log_probs_are_there_when_asked_for(grpc_url: str) -> None:
+    responses = ask(
+        grpc_url, "grok1_generate", text_input="In the beginning", max_tokens=6, temperature=0.0,
+        return_log_probs=True, return_top_tokens=2, return_prompt_log_probs=True,
+    )  # fmt: skip
+    log_probs = np.concatenate([r.outputs["output_log_probs"][0] for r in responses])
+    assert len(log_probs) == len(tokens_of(responses))
+    assert responses[-1].value("cum_log_probs") == pytest.approx(log_probs.sum(), rel=1e-4)
+    best = np.concatenate([r.outputs["top_token_ids"][0] for r in responses])
+    assert best[:, 0].tolist() == tokens_of(responses)
+    assert (best[:, 2:] == -1).all()
+    first, rest = responses[0], responses[1:]
+    count = first.value("num_input_tokens")
+    assert first.outputs["prompt_log_probs"].shape == (1, count)
+    assert first.outputs["prompt_top_ids"].shape == (1, count, 8)
+    assert all(r.outputs["prompt_log_probs"].size == 0 for r in rest)
+
+
+def test_settings_as_parameters_and_as_vllms_json(http_url: str) -> None:
+    expected = complete(http_url, text_input="And", max_tokens=5, temperature=0.0)["token_ids"]
+    nested = complete(http_url, text_input="And", parameters={"max_tokens": 5, "temperature": 0})
+    text = '{"max_tokens": "5", "temperature": "0", "n": 1}'
+    as_json = complete(http_url, text_input="And", sampling_parameters=text)
+    assert nested["token_ids"] == as_json["token_ids"] == expected
+
+
+def test_only_requested_outputs_are_sent(http_url: str) -> None:
+    prompt = http.InferInput("text_input", [1, 1], "BYTES")
+    prompt.set_data_from_numpy(np.array([[b"And"]], dtype=object))
+    with http.InferenceServerClient(http_url.removeprefix("http://")) as client:
+        result = client.infer(
+            "grok1_complete", [prompt], outputs=[http.InferRequestedOutput("text_output")]
+        )
+    assert [output["name"] for output in result.get_response()["outputs"]] == ["text_output"]
