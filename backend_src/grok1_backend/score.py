@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from grok1_backend.checkpoint.arrays import CheckpointError
 from grok1_backend.checkpoint.loading import load_parameters
 from grok1_backend.checkpoint.progress import ProgressLog
-from grok1_backend.engine.build import TOKENIZER_FILE, ModelDirectory
+from grok1_backend.engine.build import ModelDirectory
 from grok1_backend.engine.errors import EngineError
 from grok1_backend.engine.requests import TOP_TOKENS
 from grok1_backend.errors import UserError
@@ -43,7 +43,7 @@ from grok1_backend.model.steps import (
     on_mesh,
     pool_creator,
 )
-from grok1_backend.text.tokenizer import Tokenizer
+from grok1_backend.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 CHUNK = 128
 """The most tokens computed at a time."""

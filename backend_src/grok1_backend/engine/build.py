@@ -18,9 +18,7 @@ from grok1_backend.engine.stats import Observer
 from grok1_backend.model.config import GrokConfig, read_tables
 from grok1_backend.model.partition import create_mesh
 from grok1_backend.settings import from_table
-from grok1_backend.text.tokenizer import Tokenizer
-
-TOKENIZER_FILE = "tokenizer.model"
+from grok1_backend.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,9 @@ _CONTROL_NAME = re.compile(r"<\|\w+\|>")
 # call for this setting, but protobuf parsers merge a message that follows into the one before.
 _WITHOUT_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
+TOKENIZER_FILE = "tokenizer.model"
+"""Its name in a model directory."""
+
 
 class Tokenizer:
     """A SentencePiece model with byte fallback.

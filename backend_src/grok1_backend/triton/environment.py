@@ -7,9 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from grok1_backend.text.tokenizer import Tokenizer
-
-TOKENIZER_FILE = "tokenizer.model"
+from grok1_backend.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
 def model_parameters(arguments: Mapping[str, str]) -> dict[str, str]:

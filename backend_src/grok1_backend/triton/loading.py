@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import triton_python_backend_utils as pb_utils
+
 from grok1_backend.engine.build import ModelDirectory, build_engine
 from grok1_backend.triton.engine_model import EngineModel
 from grok1_backend.triton.environment import model_directory, model_parameters, num_slots
@@ -26,6 +28,11 @@ def load_engine_model(arguments: Mapping[str, str]) -> EngineModel:
         tokenizer=directory.tokenizer(),
     )
     observer = MetricsObserver()
-    engine = build_engine(path, num_slots=slots, observer=observer)
+    engine = build_engine(path, num_slots=slots, observer=observer, progress=_log)
     labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
     return EngineModel(engine, parser, Metrics(labels, engine.stats, observer))
+
+
+def _log(line: str) -> None:
+    # The launcher of the local server shows the lines that begin so.
+    pb_utils.Logger.log_info(f"grok1: {line}")
