@@ -43,6 +43,11 @@ class RunnerSettings:
                 f"decode_rows is {list(self.decode_rows)}: "
                 f"the last one must be num_slots ({self.num_slots})"
             )
+        if self.prefill_rows[0] != 1:
+            raise ValueError(
+                f"prefill_rows is {list(self.prefill_rows)}: "
+                "the first one must be 1: prompts are scored one at a time"
+            )
         if not set(self.prefill_rows) <= set(self.decode_rows):
             raise ValueError(
                 f"prefill_rows is {list(self.prefill_rows)}: each one must be in "
