@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from generation import Stream, one_shot, post
+from generation import Stream, eventually, metric, one_shot, post
 from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException
 
@@ -176,3 +176,17 @@ def test_a_deadline_ends_a_request(stream: Stream, model: str) -> None:
     options = {**sequence, "timeout": 300_000}  # microseconds
     with pytest.raises(InferenceServerException, match="deadline has passed"):
         stream.ask(model, options=options, text_input="a", max_tokens=8000, ignore_eos=True)
+
+
+def test_a_full_queue_refuses_at_once(grpc_url: str, metrics_url: str) -> None:
+    sent = 1100  # more than the queue's 1024 and the slots together
+    with Stream(grpc_url) as stream:
+        for number in range(sent):
+            stream.send(
+                "grok1", options=one_shot(f"queued {number}"),
+                input_ids=[5], max_tokens=8000, ignore_eos=True, stream=False,
+            )  # fmt: skip
+        with pytest.raises(InferenceServerException, match="the queue is full: 1024 requests wait"):
+            stream.receive()
+    names = ("grok1_requests_waiting", "grok1_requests_running")
+    assert eventually(lambda: all(metric(metrics_url, name) == 0 for name in names), 5)

@@ -101,11 +101,11 @@ def test_more_conversations_than_slots_all_go_on(grpc_url: str, metrics_url: str
 
 def test_short_sequences_leave_nothing_behind(grpc_url: str, metrics_url: str) -> None:
     with Stream(grpc_url) as stream:
-        for key in range(300):
+        for key in range(1000):
             options = {"sequence_id": f"s{key}", "sequence_start": True, "sequence_end": True}
             stream.send("grok1", options=options, input_ids=[5 + key], max_tokens=1)
         finals = 0
-        while finals < 300:
+        while finals < 1000:
             finals += stream.receive().final
     assert eventually(
         lambda: (
