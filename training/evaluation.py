@@ -15,7 +15,7 @@ from training.objective import Params, StoredParams, cross_entropy
 from training.tokenizer import BOS, PAD, Tokens
 
 WINDOW = 512
-STRIDE = 256
+STRIDE = 384
 BATCH = 8
 
 
@@ -54,6 +54,6 @@ def bits_of_stream(scorer: ModelScorer, params: Params | StoredParams, stream: T
             part = targets[start : start + WINDOW]
             windows[row, 0] = BOS
             windows[row, 1 : len(part) + 1] = part
-            counted[row, STRIDE if start else 0 : len(part)] = True
+            counted[row, WINDOW - STRIDE if start else 0 : len(part)] = True
         total += float(np.sum(scorer.bits(params, windows), where=counted))
     return total

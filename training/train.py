@@ -38,7 +38,7 @@ from training.settings import (
 from training.tokenizer import BOS, Tokens, encode_books, train_tokenizer
 
 LOG_EVERY = 20
-EVALUATE_EVERY = 200  # the state is saved then, too
+EVALUATE_EVERY = 250  # the state is saved then, too
 
 
 class Batches:
