@@ -11,6 +11,7 @@ import jax
 from grok1_backend.checkpoint.loading import load_parameters
 from grok1_backend.checkpoint.progress import ProgressLog
 from grok1_backend.engine.engine import Engine
+from grok1_backend.engine.memory_plan import size_pool
 from grok1_backend.engine.runner import ModelRunner, Progress
 from grok1_backend.engine.runner_settings import RunnerSettings
 from grok1_backend.engine.settings import EngineSettings
@@ -62,7 +63,8 @@ def build_runner(directory: ModelDirectory, progress: Progress) -> ModelRunner:
 
     Raises:
       CheckpointError: the checkpoint does not fit the config.
-      ValueError: the model does not divide over the devices, or there are too few.
+      ValueError: the model does not divide over the devices, there are too few, or their memory
+        does not hold what the settings ask for.
     """
     _keep_compiled_programs()
     settings = directory.runner
@@ -71,6 +73,7 @@ def build_runner(directory: ModelDirectory, progress: Progress) -> ModelRunner:
     parameters = load_parameters(
         directory.path, directory.config, mesh, ProgressLog("loading parameters", progress)
     )
+    settings = size_pool(directory.config, settings, parameters, mesh)
     return ModelRunner(directory.config, parameters, mesh, settings, progress)
 
 

@@ -16,7 +16,8 @@ class RunnerSettings:
     page_size: int = 64
     """KV positions in a page."""
     num_pages: int | None = None
-    """Pages in the pool; None: enough for every slot's full context."""
+    """Pages in the pool; None: enough for every slot's full context, and where a device tells its
+    memory, all that fit."""
     prefill_tokens: tuple[int, ...] = (32, 128, 512)
     """Prefill buckets: padded lengths of a chunk, ascending."""
     prefill_rows: tuple[int, ...] = (1, 4)
