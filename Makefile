@@ -63,6 +63,7 @@ lock:  ## make the locks anew from requirements/*.in (needs uv)
 	$(call compile,test,3.11)
 	$(call compile,newest,3.11)
 	$(call compile,cuda,3.12)
+	$(call compile,bench,3.11)
 	$(call compile,perf_analyzer,3.11) --no-deps
 
 clean:  ## remove the environments and all caches
