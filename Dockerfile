@@ -17,7 +17,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends make python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/grok1
-COPY Makefile pyproject.toml README.md LICENSE ./
+COPY Makefile pyproject.toml setup.py README.md LICENSE ./
 COPY requirements requirements
 COPY backend_src backend_src
 RUN --mount=type=cache,target=/root/.cache/pip \
