@@ -44,7 +44,7 @@ def prompts() -> list[np.ndarray[Any, Any]]:
     golden = np.load(GOLDEN / "golden_q8_fp32.npz")
     found = [golden[f"{case}/prompt"][: int(golden[f"{case}/length"])] for case in CASES]
     rng = np.random.default_rng(0)
-    return found + [rng.integers(1, 512, length) for length in (3, 12, 29)]
+    return found + [rng.integers(1, golden_config().vocab_size, length) for length in (3, 12, 29)]
 
 
 class Steps:
@@ -190,6 +190,15 @@ def released_model() -> dict[str, int]:
     return {name: step.memory_analysis().temp_size_in_bytes for name, step in steps_.items()}
 
 
+def hybrid_mesh() -> str:
+    """What is said when hosts are asked for that are not there."""
+    try:
+        create_mesh((1, 4), (1, 2))
+    except ValueError as error:
+        return str(error)
+    return "made"
+
+
 def one_process() -> dict[str, Any]:
     named = golden_parameters("params_q8.npz")
     small = Compiled(golden_config(), jnp.float32, 4)
@@ -201,6 +210,7 @@ def one_process() -> dict[str, Any]:
         "sample": collectives(small.sample(4)),
         "arguments": len(jax.tree.leaves(small.arguments.decode(4))),
         "temporary": released_model(),
+        "hybrid mesh": hybrid_mesh(),
     }
 
 

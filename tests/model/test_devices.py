@@ -96,6 +96,10 @@ def test_no_copy_of_weights_at_the_released_sizes(found: Any, step: str) -> None
     assert found["temporary"][step] < copy
 
 
+def test_a_mesh_over_two_hosts_is_refused_in_one(found: Any) -> None:
+    assert "must equal the product of dcn_mesh_shape" in found["hybrid mesh"]
+
+
 def test_two_processes_give_the_tokens_of_the_reference() -> None:
     """4 devices each, joined by gloo; the mesh's `model` axis goes over both."""
     with socket.socket() as free:
