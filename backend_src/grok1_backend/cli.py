@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grok1_backend.errors import UserError
-from grok1_backend.server.options import LaunchError
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class Command:
     """A subcommand; `module` has `add_arguments(parser)` and `run(arguments)`.
 
     The module is imported only when its subcommand is used, so that none pays for another's
-    imports. For what the user can put right, `run` raises one of `USER_ERRORS`.
+    imports. For what the user can put right, `run` raises a `UserError`.
     """
 
     name: str
@@ -35,8 +34,6 @@ COMMANDS = (
     ),
     Command("score", "grok1_backend.score", "show how likely a model finds given tokens"),
 )
-
-USER_ERRORS = (LaunchError, UserError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = next(item.module for item in COMMANDS if item.name == arguments.command)
         importlib.import_module(module).run(arguments)
-    except USER_ERRORS as error:
+    except UserError as error:
         print(f"grok1-backend: {error}", file=sys.stderr)
         return 1
     return 0

@@ -7,11 +7,13 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from grok1_backend.errors import UserError
+
 LOG_LEVELS = ("error", "warning", "info", "verbose")
 MODEL_CONTROL_MODES = ("explicit", "none")
 
 
-class LaunchError(Exception):
+class LaunchError(UserError):
     """The server cannot be started, or did not start; the message is one sentence for the user."""
 
 
