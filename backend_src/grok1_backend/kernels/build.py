@@ -58,8 +58,8 @@ def library_name() -> str:
 def find_or_build() -> Path:
     """The library as installed or as kept in the user's cache; built into the cache if missing."""
     name = library_name()
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    cached = Path(home) / "grok1-backend" / name
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    cached = cached / "grok1-backend" / name
     for path in (Path(__file__).with_name(name), cached):
         if path.is_file():
             return path

@@ -102,7 +102,8 @@ def products(x: jax.Array, weights: Sequence[Weight]) -> list[jax.Array]:
 def product_transposed(x: jax.Array, weight: Weight) -> jax.Array:
     """Multiplies [rows, K] float by the transpose of a float weight [N, K]: [rows, N] float32."""
     stacks = native_stacks(x, weight)
-    if stacks is not None:
+    # One row XLA multiplies at the memory's speed, several it does not.
+    if stacks is not None and x.shape[0] > 1:
         return native.products(x, stacks, transposed=True)[0]
     precision = product_precision(x.dtype)
     return jnp.einsum(

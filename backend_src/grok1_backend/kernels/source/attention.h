@@ -55,7 +55,7 @@ void FindBlock(const AttentionRows& rows, int64_t start, int64_t end, AttentionS
 }
 
 void Score(const AttentionRows& rows, AttentionState& state) {
-  static constexpr Tiles<false, 0, float> tiles;
+  static constexpr Tiles<false, 0, false, float> tiles;
   memset(state.scores, 0, sizeof(float) * rows.rows * kPositions);
   for (int64_t c = 0; c < state.count; c += kPanel) {
     const float* keys[kPanel];
@@ -63,7 +63,7 @@ void Score(const AttentionRows& rows, AttentionState& state) {
       const int64_t last = state.count - 1;
       keys[i] = rows.keys + state.offsets[c + i < last ? c + i : last];
     }
-    FillTransposed(keys, 0, rows.size, state.panel);
+    FillTransposed(keys, 0, rows.size, kPanel * rows.position_stride, state.panel);
     for (int64_t block = 0; block < NumBlocks(rows.rows); ++block) {
       const int64_t first = BlockStart(rows.rows, block);
       const int64_t height = BlockStart(rows.rows, block + 1) - first;
@@ -107,7 +107,7 @@ void Weigh(const AttentionRows& rows, int64_t row, AttentionState& state) {
 }
 
 void AddValues(const AttentionRows& rows, AttentionState& state) {
-  static constexpr Tiles<false, kPositions, float> tiles;
+  static constexpr Tiles<false, kPositions, false, float> tiles;
   const int64_t padded = Padded(rows.size);
   for (int64_t d = 0; d < rows.size; d += kPanel) {
     const int64_t width = rows.size - d < kPanel ? rows.size - d : kPanel;

@@ -21,7 +21,7 @@ void Fill(const Matrix& weight, int64_t row, int64_t depth, int64_t column, int6
       const int64_t from = column + (c < width ? c : width - 1);
       columns[c] = static_cast<const float*>(weight.data) + from * weight.stride;
     }
-    FillTransposed(columns, row, depth, panel);
+    FillTransposed(columns, row, depth, kPanel * weight.stride, panel);
   }
 }
 
@@ -40,9 +40,11 @@ struct Part {
 
 // Panels converted once for all blocks of rows, from column `done` of the part on.
 void PanelProduct(const Part& part, int64_t done) {
-  static constexpr Tiles<false, 0, float> tiles;
-  for (int64_t d = 0; d < part.depth; d += kDepthBlock) {
-    const int64_t depth = part.depth - d < kDepthBlock ? part.depth - d : kDepthBlock;
+  static constexpr Tiles<false, 0, false, float> tiles;
+  const bool transposed = part.weight.storage == Storage::kFloat32Transposed;
+  const int64_t block_depth = transposed ? kTransposedBlock : kDepthBlock;
+  for (int64_t d = 0; d < part.depth; d += block_depth) {
+    const int64_t depth = part.depth - d < block_depth ? part.depth - d : block_depth;
     for (int64_t c = done; c < part.count; c += kPanel) {
       const int64_t width = part.count - c < kPanel ? part.count - c : kPanel;
       Fill(part.weight, part.row + d, depth, part.column + c, width, part.panel);
@@ -60,19 +62,25 @@ void PanelProduct(const Part& part, int64_t done) {
 // One block of rows, the weights read as they lie. Returns how many columns are done.
 template <typename Element>
 int64_t DirectProduct(const Part& part) {
-  static constexpr Tiles<true, 0, Element> wide;
-  static constexpr Tiles<false, 0, Element> narrow;
+  constexpr int64_t kRun = 32;  // rows whose whole strip is read before the next rows
+  static constexpr Tiles<true, 0, true, Element> wide;
+  static constexpr Tiles<false, 0, true, Element> narrow;
   const int64_t rows = part.rows;
   const float* x = part.packed + part.row * rows;
   const Element* data = static_cast<const Element*>(part.weight.data) +
                         part.row * part.weight.stride + part.column;
   const int64_t step = Vectors(rows) * kLanes;
   int64_t c = 0;
-  for (; c + step <= part.count; c += step) {
-    wide.of[rows](x, data + c, part.weight.stride, part.depth, part.sums + c, kMaxStrip);
-  }
-  for (; c + kPanel <= part.count; c += kPanel) {
-    narrow.of[rows](x, data + c, part.weight.stride, part.depth, part.sums + c, kMaxStrip);
+  for (int64_t d = 0; d < part.depth; d += kRun) {
+    const int64_t depth = part.depth - d < kRun ? part.depth - d : kRun;
+    const Element* from = data + d * part.weight.stride;
+    const float* xs = x + d * rows;
+    for (c = 0; c + step <= part.count; c += step) {
+      wide.of[rows](xs, from + c, part.weight.stride, depth, part.sums + c, kMaxStrip);
+    }
+    for (; c + kPanel <= part.count; c += kPanel) {
+      narrow.of[rows](xs, from + c, part.weight.stride, depth, part.sums + c, kMaxStrip);
+    }
   }
   return c;
 }
@@ -101,7 +109,7 @@ void ReadScales(const Matrix& weight, int64_t group, int64_t column, int64_t cou
 void Multiply(const float* packed, int64_t rows, const Matrix& weight, int64_t column,
               int64_t count, float* out, int64_t out_stride, float* scratch) {
   float* panel = scratch;
-  float* scales = panel + kDepthBlock * kPanel;
+  float* scales = panel + kTransposedBlock * kPanel;
   float* sums = scales + kMaxStrip;
   const int64_t depth = weight.depth / weight.groups;
   for (int64_t group = 0; group < weight.groups; ++group) {
@@ -140,7 +148,7 @@ void GateAndPack(const float* gate, const float* up, int64_t rows, int64_t colum
 
 const Compute& GROK1_COMPUTE() {
   static constexpr Compute compute = {
-      kDepthBlock * kPanel + kMaxStrip + kMaxGroup * kMaxStrip,
+      kTransposedBlock * kPanel + kMaxStrip + kMaxGroup * kMaxStrip,
       AttentionState::Floats, Pack, Multiply, GateAndPack, Attend};
   return compute;
 }

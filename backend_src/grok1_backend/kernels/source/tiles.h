@@ -7,9 +7,13 @@
 namespace grok1 {
 namespace {
 
-constexpr int kPanel = 2 * kLanes;      // columns of a converted panel
-constexpr int64_t kDepthBlock = 256;    // its rows: so it fits in the first cache
-constexpr int64_t kPrefetchRows = 16;   // how far ahead the weights are asked for
+constexpr int kLine = 64;           // bytes of a cache line
+constexpr int kPanel = 2 * kLanes;  // columns of a converted panel
+// Rows of a panel, so that it stays in the first cache; more where rows are columns in memory, so
+// that these are read in long runs.
+constexpr int64_t kDepthBlock = 2048 / kLanes;
+constexpr int64_t kTransposedBlock = 256;
+constexpr int64_t kPrefetchRows = 64;  // how far ahead weights are brought to the second cache
 
 // How many vectors of columns `rows` rows take at once: enough independent sums to hide the
 // latency of the multiply-adds, no more than there are registers.
@@ -20,7 +24,7 @@ constexpr int Vectors(int rows) {
 
 // sums[m, c] += sum over d of x[m, d] · weight[d, c] for kRows rows and kVectors vectors of columns.
 // x is packed, [depth, kRows], or has rows of kRowStride.
-template <int kRows, int kVectors, int64_t kRowStride, typename Element>
+template <int kRows, int kVectors, int64_t kRowStride, bool kAhead, typename Element>
 void Tile(const float* x, const Element* weight, int64_t stride, int64_t depth, float* sums,
           int64_t sums_stride) {
   constexpr int kBytes = kVectors * kLanes * sizeof(Element);
@@ -33,16 +37,17 @@ void Tile(const float* x, const Element* weight, int64_t stride, int64_t depth, 
   for (int64_t d = 0; d < depth; ++d) {
     const Element* row = weight + d * stride;
 #pragma GCC unroll 16
-    for (int byte = 0; byte < kBytes; byte += 64) {
-      __builtin_prefetch(reinterpret_cast<const char*>(row + kPrefetchRows * stride) + byte);
+    for (int byte = 0; kAhead && byte < kBytes; byte += kLine) {
+      __builtin_prefetch(reinterpret_cast<const char*>(row + kPrefetchRows * stride) + byte, 0, 2);
     }
+    Vector w[kVectors];
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) {
-      const Vector w = Load(row + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) w[v] = Load(row + v * kLanes);
 #pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m) {
-        sum[m][v] += x[kRowStride ? m * kRowStride + d : d * kRows + m] * w;
-      }
+    for (int m = 0; m < kRows; ++m) {
+      const Vector factor = Splat(x[kRowStride ? m * kRowStride + d : d * kRows + m]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) sum[m][v] += factor * w[v];
     }
   }
 #pragma GCC unroll 16
@@ -56,7 +61,7 @@ template <typename Element>
 using TileFunction = void (*)(const float*, const Element*, int64_t, int64_t, float*, int64_t);
 
 // The tile functions for 1 to kMaxRows rows, entry 0 unused; two vectors wide or `Vectors(rows)`.
-template <bool kWide, int64_t kRowStride, typename Element>
+template <bool kWide, int64_t kRowStride, bool kAhead, typename Element>
 struct Tiles {
   TileFunction<Element> of[kMaxRows + 1];
   constexpr Tiles() : of{} { Fill<kMaxRows>(); }
@@ -65,7 +70,7 @@ struct Tiles {
   template <int kRows>
   constexpr void Fill() {
     if constexpr (kRows > 0) {
-      of[kRows] = Tile<kRows, kWide ? Vectors(kRows) : 2, kRowStride, Element>;
+      of[kRows] = Tile<kRows, kWide ? Vectors(kRows) : 2, kRowStride, kAhead, Element>;
       Fill<kRows - 1>();
     }
   }
@@ -95,7 +100,9 @@ void FillPanel(const Element* data, int64_t stride, int64_t row, int64_t depth, 
     const Element* from = data + (row + d) * stride + column;
     float* to = panel + d * kPanel;
     // The next panel of these rows.
-    __builtin_prefetch(reinterpret_cast<const char*>(from) + 64, 0, 2);
+    for (int64_t c = kPanel; c < 2 * kPanel; c += kLine / sizeof(Element)) {
+      __builtin_prefetch(from + c, 0, 2);
+    }
     if (width == kPanel) {
       Store(to, Load(from));
       Store(to + kLanes, Load(from + kLanes));
@@ -105,10 +112,12 @@ void FillPanel(const Element* data, int64_t stride, int64_t row, int64_t depth, 
   }
 }
 
-// The same of the transpose of data: rows of `columns` there are columns here.
-void FillTransposed(const float* const* columns, int64_t row, int64_t depth, float* panel) {
+// The same of the transpose of data: its rows are columns here. The next panel lies `ahead` further.
+void FillTransposed(const float* const* columns, int64_t row, int64_t depth, int64_t ahead,
+                    float* panel) {
   const int64_t whole = depth - depth % kLanes;
   for (int64_t d = 0; d < whole; d += kLanes) {
+    for (int c = 0; c < kPanel; ++c) __builtin_prefetch(columns[c] + row + d + ahead, 0, 2);
     for (int v = 0; v < 2; ++v) {
       TransposeTile(columns + v * kLanes, row + d, panel + d * kPanel + v * kLanes, kPanel);
     }
