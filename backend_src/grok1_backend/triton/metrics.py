@@ -186,8 +186,6 @@ class Metrics:
 
     def _write(self) -> None:
         stats = self._stats()
-        for gauge, metric in self._gauges.items():
-            metric.set(float(gauge.read(stats)))
         for (counter, value), metric in self._counters.items():
             total = counter.read(stats)[value]
             if total > self._written[counter, value]:
@@ -195,3 +193,6 @@ class Metrics:
                 self._written[counter, value] = total
         for histogram, observed in self._observer.take():
             self._histograms[histogram].observe(observed)
+        # Last: when they say that nothing runs, the rest has been told.
+        for gauge, metric in self._gauges.items():
+            metric.set(float(gauge.read(stats)))
