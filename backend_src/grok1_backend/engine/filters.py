@@ -224,7 +224,9 @@ def fold(values: Array) -> Array:
     """[B, n] → [B, ceil(n / FOLD)]: entry j is the sum of those at j, j + ceil(n / FOLD), …"""
     padded = jnp.pad(values, ((0, 0), (0, -values.shape[1] % FOLD)))
     # The barrier keeps XLA from merging this sum with one over the result.
-    return lax.optimization_barrier(padded.reshape(values.shape[0], FOLD, -1).sum(axis=1))
+    sums = padded.reshape(values.shape[0], FOLD, -1).sum(axis=1)
+    fenced: Array = lax.optimization_barrier(sums)
+    return fenced
 
 
 def row_sum(values: Array) -> Array:
