@@ -77,7 +77,7 @@ def test_the_stored_weights_predict_an_unseen_passage(
         return bits_of_stream(scorer, params, stream) / len(text.encode())
 
     shuffled = " ".join(reversed(PASSAGE.split(" ")))
-    assert rate(PASSAGE) < 2.0
+    assert rate(PASSAGE) < 1.5
     assert rate(shuffled) > 1.3 * rate(PASSAGE)
 
 

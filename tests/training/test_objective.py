@@ -76,11 +76,12 @@ def test_orthogonalize(shape: tuple[int, ...]) -> None:
 def test_two_steps_learn_a_batch() -> None:
     tokens = jnp.tile(jnp.arange(1, 18, dtype=jnp.int32), (2, 1))
     params, loss = init_params(CONFIG, 0), jax.jit(make_loss(CONFIG))
+    gradient, step = jax.jit(jax.grad(make_loss(CONFIG), has_aux=True)), jax.jit(update)
     state, before = init_state(params), loss(params, tokens)[1]
     for _ in range(2):
-        grads, _ = jax.grad(make_loss(CONFIG), has_aux=True)(params, tokens)
+        grads, _ = gradient(params, tokens)
         moved = jax.tree.map(lambda g: bool(jnp.any(g != 0)), grads)
         assert all(jax.tree.leaves(moved)), moved
-        params, state = update(params, grads, state, 0.02, 0.01, 0.0)
+        params, state = step(params, grads, state, 0.02, 0.01, 0.0)
     assert int(state.step) == 2
     assert float(loss(params, tokens)[1]) < float(before) - 0.1
