@@ -144,14 +144,23 @@ def test_a_batch_is_refused_where_none_is_allowed(http_url: str) -> None:
     assert "batch-size must be <= 1" in answer.body
 
 
-def test_one_bad_prompt_of_several_is_refused(http_url: str) -> None:
+@pytest.mark.parametrize(
+    ("texts", "limits", "said"),
+    [([b"a", b""], [3, 3], "text_input is ''"), ([b"a", b"b"], [8000, -1], "max_tokens is -1")],
+)
+def test_one_bad_prompt_of_several_is_the_answer_for_all(
+    http_url: str, metrics_url: str, texts: list[bytes], limits: list[int], said: str
+) -> None:
     prompts = http.InferInput("text_input", [2, 1], "BYTES")
-    prompts.set_data_from_numpy(np.array([[b"a"], [b""]], dtype=object))
+    prompts.set_data_from_numpy(np.array([texts], dtype=object).T)
+    most = http.InferInput("max_tokens", [2, 1], "INT32")
+    most.set_data_from_numpy(np.array([limits], np.int32).T)
     with (
         http.InferenceServerClient(http_url.removeprefix("http://")) as client,
-        pytest.raises(InferenceServerException, match="text_input is ''"),
+        pytest.raises(InferenceServerException, match=said),
     ):
-        client.infer("grok1_complete", [prompts])
+        client.infer("grok1_complete", [prompts, most])
+    assert eventually(lambda: metric(metrics_url, "grok1_requests_running") == 0, 60)
 
 
 def test_stream_true_is_refused_by_the_model_that_cannot(http_url: str) -> None:

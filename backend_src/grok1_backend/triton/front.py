@@ -171,18 +171,16 @@ class _Batch:
         with answering(self._stream):
             try:
                 (outputs,) = self._answers[row].responses()
-            except EngineError:
-                self._cancel_others(row)
-                raise
+            except EngineError as error:
+                self._stream.fail(error)  # first, or the others' ends would be the answer
+                abort_all([*self._answers[:row], *self._answers[row + 1 :]])
+                return
             with self._lock:
                 self._outputs[row] = outputs
                 complete = len(self._outputs) == len(self._answers)
             if complete:
                 rows = [self._outputs[row] for row in range(len(self._answers))]
                 self._stream.send(join_rows(rows), final=True)
-
-    def _cancel_others(self, row: int) -> None:
-        abort_all([*self._answers[:row], *self._answers[row + 1 :]])
 
 
 def join_rows(rows: Sequence[Tensors]) -> Tensors:
