@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +11,10 @@ import numpy as np
 import pytest
 from generation import Response, Stream, one_shot, post, text_of, tokens_of
 from tritonclient import http
+
+from grok1_backend.server import TritonServer
+from grok1_backend.text.stream import group_text
+from grok1_backend.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 STREAMING = ("grok1_generate", "grok1_ensemble")
 PROMPTS = (
@@ -69,6 +74,26 @@ def test_streamed_text_joined_is_the_single_text_with_many_streams_at_once(
         assert text_of(responses) == whole["text_output"], (model, prompt)
         assert tokens_of(responses) == whole["token_ids"], (model, prompt)
         assert len(responses) > 1
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("model", STREAMING)
+def test_the_text_is_that_of_the_token_ids(
+    server: TritonServer, grpc_url: str, http_url: str, model: str, prompt: str
+) -> None:
+    tokenizer = Tokenizer(server.options.model / TOKENIZER_FILE)
+    # Nothing but the prompt's own tokens, in any order: characters of its script, whole and broken.
+    only_these = json.dumps({"allowed_token_ids": tokenizer.encode(prompt)})
+    settings = {"text_input": prompt, "sampling_parameters": only_these, **WILD}
+    responses = ask(grpc_url, model, **settings)
+    assert len(tokens_of(responses)) == WILD["max_tokens"]
+    assert set(tokens_of(responses)) <= set(tokenizer.encode(prompt))
+    for response in responses:
+        assert response.text == group_text(tokenizer.token_bytes, response.token_ids)
+    whole = b"".join(map(tokenizer.token_bytes, tokens_of(responses))).decode(errors="replace")
+    assert text_of(responses) == whole
+    assert complete(http_url, **settings)["text_output"] == whole
+    assert whole.isascii() == prompt.isascii()
 
 
 def test_server_sent_events_are_the_same_stream(http_url: str) -> None:
