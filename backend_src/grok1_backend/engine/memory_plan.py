@@ -196,11 +196,12 @@ def step_bytes(config: GrokConfig, shards: int, rows: int, tokens: int, itemsize
         + heads * per_head * (2 * _FLOAT + itemsize)  # sums, twice: the loop's old and new ones
         + positions * config.emb_size * _FLOAT
     )
-    pairs = positions * config.num_selected_experts + BLOCK_ROWS
+    block = min(positions, BLOCK_ROWS)
+    pairs = positions * config.num_selected_experts + block
     experts = (
         normed
         + 2 * pairs * config.emb_size * (_FLOAT + itemsize)  # the experts' inputs and outputs
-        + 3 * min(pairs, BLOCK_ROWS) * (config.ffn_size // shards) * wide
+        + 3 * block * (config.ffn_size // shards) * wide
         + 2 * TILE_BYTES
         + positions * config.emb_size * _FLOAT
     )
