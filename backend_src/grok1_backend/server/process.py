@@ -108,14 +108,14 @@ class TritonServer:
     def stop(self) -> None:
         """Stops the server and removes what it leaves; running requests get the exit timeout.
 
+        What still runs then ends with an error that says so, if the engine is alive.
         A KeyboardInterrupt meanwhile (a second Ctrl-C) ends it at once. May be called again.
         """
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                seconds = self._drain() + _UNLOAD_SECONDS if self._ready else _LOADING_SECONDS
                 self._process.terminate()
-                self._process.wait(
-                    self.options.exit_timeout + _UNLOAD_SECONDS if self._ready else _LOADING_SECONDS
-                )
+                self._process.wait(seconds)
             # The server itself, where it hangs, and models that it left behind.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -129,6 +129,16 @@ class TritonServer:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
+
+    def _drain(self) -> float:
+        """Ends what runs; returns what is left of the exit timeout, in seconds."""
+        from grok1_backend.server.drain import drain  # with all of tritonclient, for this alone
+
+        assert self._process is not None
+        end = time.monotonic() + self.options.exit_timeout
+        if self._process.poll() is None:
+            drain(self.options.grpc_url, self.options.exit_timeout)
+        return max(0.0, end - time.monotonic())
 
     def _start(self) -> None:
         self.options.check()
