@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,16 +19,15 @@ from grok1_backend.server import ServerOptions, TritonServer
 from grok1_backend.server.drain import drain
 from grok1_backend.server.options import free_ports
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 ENDLESS = {"text_input": "And", "max_tokens": 8000, "ignore_eos": True}
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[TritonServer]:
-    """A server that a test may stop, with the embedded model."""
+def options(tmp_path: Path, repository: Path) -> ServerOptions:
     http_port, grpc_port, metrics_port = free_ports(3)
-    options = ServerOptions(
-        model_repositories=(ROOT / "model_repository",),
+    return ServerOptions(
+        model_repositories=(repository,),
         model=ROOT / "embedded_model",
         http_port=http_port,
         grpc_port=grpc_port,
@@ -37,7 +36,12 @@ def own(tmp_path: Path) -> Iterator[TritonServer]:
         cache_dir=ROOT / ".cache",
         log_file=tmp_path / "tritonserver.log",
     )
-    with TritonServer(options, start_timeout=900) as running:
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[TritonServer]:
+    """A server that a test may stop, with the embedded model."""
+    with TritonServer(options(tmp_path, ROOT / "model_repository"), start_timeout=900) as running:
         yield running
 
 
@@ -70,11 +74,27 @@ def test_a_dead_engine(own: TritonServer, capsys: pytest.CaptureFixture[str]) ->
 
 def _process_of(server: TritonServer, model: str) -> int:
     """The process id of a model's Python."""
-    group = subprocess.run(["pgrep", "-g", str(server.pid)], capture_output=True, check=True)
-    pids = [int(pid) for pid in group.stdout.split()]
-    of_model = f"/{model}/1/model.py".encode()
-    (found,) = [pid for pid in pids if of_model in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    lines = {path: b"" for path in Path("/proc").glob("[0-9]*/cmdline")}
+    for path in lines:
+        with contextlib.suppress(OSError):  # ended meanwhile
+            lines[path] = path.read_bytes()
+    marks = (server.shared_memory_prefix.encode(), f"/{model}/1/model.py".encode())
+    (found,) = [int(p.parent.name) for p, line in lines.items() if all(m in line for m in marks)]
     return found
+
+
+@pytest.mark.server
+def test_a_drain_that_breaks_leaves_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_url: str, _seconds: float) -> None:
+        raise RuntimeError("no drain")
+
+    monkeypatch.setattr("grok1_backend.server.drain.drain", broken)
+    server = TritonServer(options(tmp_path, HERE / "echo_repository"), start_timeout=60)
+    with pytest.raises(RuntimeError, match="no drain"), server:
+        pid = server.pid
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_an_engine_that_does_not_answer_is_left_as_it_is() -> None:

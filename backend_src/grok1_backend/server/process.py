@@ -112,15 +112,18 @@ class TritonServer:
         A KeyboardInterrupt meanwhile (a second Ctrl-C) ends it at once. May be called again.
         """
         if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            try:
                 seconds = self._drain() + _UNLOAD_SECONDS if self._ready else _LOADING_SECONDS
                 self._process.terminate()
                 self._process.wait(seconds)
-            # The server itself, where it hangs, and models that it left behind.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                pass
+            finally:
+                # The server itself, where it hangs, and models that it left behind.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+                self._process = None
         for region in _SHARED_MEMORY.glob(f"{self.shared_memory_prefix}*"):
             region.unlink(missing_ok=True)
         if self._log is not None:
