@@ -74,7 +74,7 @@ def test_a_dead_engine(own: TritonServer, capsys: pytest.CaptureFixture[str]) ->
 
 def _process_of(server: TritonServer, model: str) -> int:
     """The process id of a model's Python."""
-    lines = {path: b"" for path in Path("/proc").glob("[0-9]*/cmdline")}
+    lines = dict.fromkeys(Path("/proc").glob("[0-9]*/cmdline"), b"")
     for path in lines:
         with contextlib.suppress(OSError):  # ended meanwhile
             lines[path] = path.read_bytes()
