@@ -11,6 +11,8 @@ from generation import Stream, eventually, metric, one_shot, post
 from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException
 
+from grok1_backend.server.health import probe
+
 NAN = float("nan")
 
 # Settings, and what the refusal must say.
@@ -196,5 +198,6 @@ def test_a_full_queue_refuses_at_once(grpc_url: str, metrics_url: str) -> None:
             )  # fmt: skip
         with pytest.raises(InferenceServerException, match="the queue is full: 1024 requests wait"):
             stream.receive()
+        assert "healthy, but busy: the queue is full" in probe(grpc_url, 30)
     names = ("grok1_requests_waiting", "grok1_requests_running")
     assert eventually(lambda: all(metric(metrics_url, name) == 0 for name in names), 5)
