@@ -47,4 +47,5 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=45m --retries=3 \
     CMD ["curl", "--fail", "--silent", "http://127.0.0.1:8000/v2/health/ready"]
 CMD ["tritonserver", \
      "--model-repository=/opt/grok1/model_repository", \
+     "--backend-config=python,thread-pool-size=32", \
      "--exit-timeout-secs=60"]

@@ -28,6 +28,9 @@ _POLL_SECONDS = 0.1
 _UNLOAD_SECONDS = 5
 _LOADING_SECONDS = 1
 _SHARED_MEMORY = Path("/dev/shm")
+# For the calls and responses of each Python model. Triton takes one a core; on two cores two calls
+# that wait for each other's models are all of them, and nothing moves any more.
+_CALL_THREADS = 32
 _LOG_ARGUMENTS = {
     "error": ["--log-info=false", "--log-warning=false"],
     "warning": ["--log-info=false"],
@@ -175,6 +178,7 @@ class TritonServer:
             *load,
             f"--backend-directory={backends}",
             f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
+            f"--backend-config=python,thread-pool-size={_CALL_THREADS}",
             f"--exit-timeout-secs={options.exit_timeout}",
             f"--http-address={options.address}",
             f"--http-port={options.http_port}",
