@@ -17,26 +17,37 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests that start a server: `-m 'not server'` leaves them out."""
     for item in items:
-        if {"server", "launch"} & set(getattr(item, "fixturenames", ())):
+        if {"server", "own_server", "launch"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("server")
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """The project's models on the embedded weights, and an example's; one server for all tests."""
+def embedded_options(folder: Path, *more: Path) -> ServerOptions:
+    """Options of a server on free ports with the embedded model; its log goes to `folder`."""
     http_port, grpc_port, metrics_port = free_ports(3)
-    options = ServerOptions(
-        model_repositories=(
-            ROOT / "model_repository",
-            ROOT / "client_examples" / "custom_ensemble" / "model_repository",
-        ),
+    return ServerOptions(
+        model_repositories=(ROOT / "model_repository", *more),
         model=ROOT / "embedded_model",
         http_port=http_port,
         grpc_port=grpc_port,
         metrics_port=metrics_port,
         cache_dir=ROOT / ".cache",
-        log_file=tmp_path_factory.mktemp("server") / "tritonserver.log",
+        log_file=folder / "tritonserver.log",
     )
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """The project's models on the embedded weights, and an example's; one server for all tests."""
+    example = ROOT / "client_examples" / "custom_ensemble" / "model_repository"
+    options = embedded_options(tmp_path_factory.mktemp("server"), example)
+    with TritonServer(options, start_timeout=900) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A server for one module, whose tests unload models."""
+    options = embedded_options(tmp_path_factory.mktemp("own_server"))
     with TritonServer(options, start_timeout=900) as running:
         yield running
 

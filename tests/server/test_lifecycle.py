@@ -10,6 +10,8 @@ from generation import Stream, eventually, one_shot, post
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
+from grok1_backend.server import TritonServer
+
 SHORT = {"text_input": "And", "max_tokens": 3, "ignore_eos": True}
 COMPLETE = "/v2/models/grok1_complete/generate"
 
@@ -18,6 +20,16 @@ def state(http_url: str, model: str) -> str:
     index = json.loads(post(f"{http_url}/v2/repository/index", {}).body)
     found: list[dict[str, Any]] = [entry for entry in index if entry["name"] == model]
     return str(found[0].get("state", ""))
+
+
+@pytest.fixture
+def http_url(own_server: TritonServer) -> str:
+    return own_server.options.http_url
+
+
+@pytest.fixture
+def grpc_url(own_server: TritonServer) -> str:
+    return own_server.options.grpc_url
 
 
 def test_an_adapter_is_unloaded_and_loaded(http_url: str, grpc_url: str) -> None:
