@@ -95,6 +95,7 @@ def test_a_drain_that_breaks_leaves_no_server(
     with pytest.raises(RuntimeError, match="no drain"), server:
         pid = server.pid
     assert not Path(f"/proc/{pid}").exists()
+    assert not list(Path("/dev/shm").glob(f"{server.shared_memory_prefix}*"))
 
 
 def test_an_engine_that_does_not_answer_is_left_as_it_is() -> None:

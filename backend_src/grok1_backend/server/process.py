@@ -114,19 +114,27 @@ class TritonServer:
         What still runs then ends with an error that says so, if the engine is alive.
         A KeyboardInterrupt meanwhile (a second Ctrl-C) ends it at once. May be called again.
         """
-        if self._process is not None:
-            try:
-                seconds = self._drain() + _UNLOAD_SECONDS if self._ready else _LOADING_SECONDS
-                self._process.terminate()
-                self._process.wait(seconds)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                pass
-            finally:
-                # The server itself, where it hangs, and models that it left behind.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-                self._process = None
+        try:
+            if self._process is not None:
+                self._end(self._process)
+        finally:
+            self._process = None
+            self._remove_leftovers()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            seconds = self._drain() + _UNLOAD_SECONDS if self._ready else _LOADING_SECONDS
+            process.terminate()
+            process.wait(seconds)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            pass
+        finally:
+            # The server itself, where it hangs, and models that it left behind.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _remove_leftovers(self) -> None:
         for region in _SHARED_MEMORY.glob(f"{self.shared_memory_prefix}*"):
             region.unlink(missing_ok=True)
         if self._log is not None:
