@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class ModelDirectory:
             engine=from_table(EngineSettings, tables.get("engine", {}), where="[engine]"),
         )
 
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer beside the checkpoint, if there is one."""
         file = self.path / TOKENIZER_FILE
@@ -78,25 +80,22 @@ def build_runner(directory: ModelDirectory, progress: Progress) -> ModelRunner:
 
 
 def build_engine(
-    path: str | Path,
+    directory: ModelDirectory,
     *,
-    num_slots: int | None = None,
     observer: Observer | None = None,
     progress: Progress = print,
 ) -> Engine:
     """Loads a model directory, compiles every bucket and starts the scheduler thread.
 
     Args:
-      path: the model directory.
-      num_slots: in place of the config's.
+      directory: as read.
       observer: told of each request's moments, for metrics.
       progress: told a line about each thing that is done.
 
     Raises:
-      as `ModelDirectory.read` and `build_runner`.
+      as `build_runner`.
     """
-    directory = ModelDirectory.read(path, num_slots=num_slots)
-    tokenizer = directory.tokenizer()
+    tokenizer = directory.tokenizer
     runner = build_runner(directory, progress)
     return Engine(
         runner,

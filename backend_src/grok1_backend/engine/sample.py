@@ -2,10 +2,10 @@
 
 The examples need an engine and its tokenizer:
 
->>> from grok1_backend.engine.build import build_engine  # doctest: +SKIP
->>> from grok1_backend.text.tokenizer import Tokenizer  # doctest: +SKIP
->>> engine = build_engine("embedded_model")  # doctest: +SKIP
->>> tokenizer = Tokenizer("embedded_model/tokenizer.model")  # doctest: +SKIP
+>>> from grok1_backend.engine.build import ModelDirectory, build_engine  # doctest: +SKIP
+>>> directory = ModelDirectory.read("embedded_model")  # doctest: +SKIP
+>>> engine = build_engine(directory)  # doctest: +SKIP
+>>> tokenizer = directory.tokenizer  # doctest: +SKIP
 """
 
 from __future__ import annotations

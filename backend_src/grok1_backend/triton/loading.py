@@ -17,18 +17,18 @@ def load_engine_model(arguments: Mapping[str, str]) -> EngineModel:
     """Loads, compiles and starts what the arguments of `initialize` and the environment name.
 
     Raises:
-      as `build_engine` and `model_directory`.
+      as `build_engine`, `ModelDirectory.read` and `model_directory`.
     """
     parameters = model_parameters(arguments)
-    path, slots = model_directory(parameters), num_slots(parameters)
-    directory = ModelDirectory.read(path, num_slots=slots)
+    path = model_directory(parameters)
+    directory = ModelDirectory.read(path, num_slots=num_slots(parameters))
     parser = RequestParser(
         end_ids=(directory.config.eos_token,),
         default_max_tokens=directory.engine.default_max_tokens,
-        tokenizer=directory.tokenizer(),
+        tokenizer=directory.tokenizer,
     )
     observer = MetricsObserver()
-    engine = build_engine(path, num_slots=slots, observer=observer, progress=_log)
+    engine = build_engine(directory, observer=observer, progress=_log)
     labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
     return EngineModel(engine, parser, Metrics(labels, engine.stats, observer))
 
