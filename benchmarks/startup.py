@@ -1,0 +1,132 @@
+"""What a server costs from its start to READY: seconds, and CPU seconds of all its processes.
+
+Cold is a start with an empty cache of compiled executables; warm are the starts after it. The
+native library is built before: it belongs to the installation.
+
+    python benchmarks/startup.py [--model DIR] [--rounds N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from grok1_backend.kernels.build import find_or_build
+from grok1_backend.server import ServerOptions, TritonServer
+from grok1_backend.server.options import free_ports
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCHER = "launcher"
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What one start took, in seconds."""
+
+    wall: float
+    cpu: dict[str, float]
+    """User and system time by process: launcher, tritonserver with what it started and ended
+    again, and each model's stub."""
+
+    @property
+    def total_cpu(self) -> float:
+        return sum(self.cpu.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A median of several starts."""
+
+    name: str
+    ours: float
+    unit: str
+    samples: list[float]
+
+    @classmethod
+    def of(cls, name: str, samples: list[float]) -> Row:
+        return cls(name, statistics.median(samples), "s", samples)
+
+
+def start(model: Path, cache: Path) -> Start:
+    """Starts a server, measures it when it is ready, and stops it."""
+    http_port, grpc_port, metrics_port = free_ports(3)
+    options = ServerOptions(
+        model_repositories=(ROOT / "model_repository",),
+        model=model,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        cache_dir=cache,
+        log_file=cache / "tritonserver.log",
+    )
+    before = _own_cpu()
+    began = time.monotonic()
+    with TritonServer(options) as server:
+        wall = time.monotonic() - began
+        return Start(wall, {LAUNCHER: _own_cpu() - before} | group_cpu(server.pid))
+
+
+def group_cpu(group: int) -> dict[str, float]:
+    """User and system seconds of a process group by process, ended children with their parents."""
+    seconds: dict[str, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # After the name, which may hold anything: state, parent, group, ...
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(fields[2]) == group:
+            found = re.search(r"/([^/\0]+)/\d+/model\.py", command)
+            ticks = sum(map(int, fields[11:15]))
+            seconds[found[1] if found else "tritonserver"] = ticks / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def _own_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(model: Path, rounds: int) -> list[Row]:
+    """One cold start and `rounds` warm ones."""
+    find_or_build()
+    with tempfile.TemporaryDirectory() as folder:
+        cold, *warm = [start(model, Path(folder)) for _ in range(1 + rounds)]
+    return [
+        Row.of("start-up, cold", [cold.wall]),
+        Row.of("start-up, cold, CPU", [cold.total_cpu]),
+        Row.of("start-up, warm", [run.wall for run in warm]),
+        Row.of("start-up, warm, CPU", [run.total_cpu for run in warm]),
+        *(
+            Row.of(f"start-up, warm, CPU of {process}", [run.cpu[process] for run in warm])
+            for process in warm[0].cpu
+        ),
+    ]
+
+
+def main() -> None:
+    """Prints a table, and writes the samples."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=ROOT / "embedded_model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = measure(arguments.model, arguments.rounds)
+    for row in rows:
+        print(f"{row.name:48s} {row.ours:8.2f} {row.unit}")
+    if arguments.json:
+        table = [dataclasses.asdict(row) for row in rows]
+        arguments.json.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
