@@ -144,6 +144,7 @@ class FakeRunner:
         step.prompt_scores = PromptScores(
             log_probs=np.array([log_prob(int(token)) for token in following], np.float32),
             top_ids=np.repeat(following[:, None], TOP_TOKENS, axis=1),
+            top_log_probs=np.repeat(-following[:, None].astype(np.float32), TOP_TOKENS, axis=1),
         )
         return step
 

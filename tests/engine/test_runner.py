@@ -172,6 +172,8 @@ def test_scores_are_those_of_the_logits(runner: ModelRunner, golden: dict[str, A
     assert scores.log_probs.shape == (17,)
     assert scores.log_probs[-1] == pytest.approx(log_probs.max(), abs=1e-4)
     assert scores.top_ids[-1].tolist() == np.argsort(-logits)[:8].tolist()
+    assert scores.top_log_probs[-1] == pytest.approx(-np.sort(-log_probs)[:8], abs=5e-4)
+    assert scores.top_log_probs[-1, 0] == scores.log_probs[-1]  # the same token: the same number
     assert scored.result().token_ids[0] == logits.argmax()
     # The other positions: what a prefill that ends there would say.
     for end in (1, 9):

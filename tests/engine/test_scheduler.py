@@ -253,6 +253,9 @@ def test_prompt_scores_come_with_the_first_event() -> None:
     top_ids = answer[0].prompt_top_ids
     assert top_ids is not None
     assert top_ids[:, 0].tolist() == [-1, *prompt[1:]]
+    top_log_probs = answer[0].prompt_top_log_probs
+    assert top_log_probs is not None
+    assert top_log_probs[:, 0].tolist() == [0, *(-token for token in prompt[1:])]
     assert answer[1].prompt_log_probs is None
     assert answer.tokens == output(prompt, 2)
 

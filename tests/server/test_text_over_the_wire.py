@@ -167,6 +167,9 @@ def test_log_probs_are_there_when_asked_for(grpc_url: str) -> None:
     count = first.value("num_input_tokens")
     assert first.outputs["prompt_log_probs"].shape == (1, count)
     assert first.outputs["prompt_top_ids"].shape == (1, count, 8)
+    best = first.outputs["prompt_top_log_probs"][0]
+    assert best.shape == (count, 8)
+    assert (best[:, 0] >= first.outputs["prompt_log_probs"][0]).all()
     assert all(r.outputs["prompt_log_probs"].size == 0 for r in rest)
 
 

@@ -85,6 +85,7 @@ class Generation:
         """Prompt tokens whose scores have come."""
         self._prompt_log_probs: NDArray[np.float32] | None = None
         self._prompt_top_ids: NDArray[np.int32] | None = None
+        self._prompt_top_log_probs: NDArray[np.float32] | None = None
 
         # The scheduler's notes.
         self.started_at: float | None = None
@@ -190,9 +191,14 @@ class Generation:
         Raises:
           EngineError: the logits were not finite.
         """
-        if self._prompt_log_probs is None or self._prompt_top_ids is None:
+        if (
+            self._prompt_log_probs is None
+            or self._prompt_top_ids is None
+            or self._prompt_top_log_probs is None
+        ):
             self._prompt_log_probs = np.zeros(self.num_prompt, np.float32)
             self._prompt_top_ids = np.full((self.num_prompt, TOP_TOKENS), -1, np.int32)
+            self._prompt_top_log_probs = np.zeros((self.num_prompt, TOP_TOKENS), np.float32)
         start = self.num_scored + 1  # entry i is about the token after token i
         self.num_scored += len(scores.log_probs)
         count = min(self.num_scored + 1, self.num_prompt) - start
@@ -200,6 +206,7 @@ class Generation:
             raise _not_finite()
         self._prompt_log_probs[start : start + count] = scores.log_probs[:count]
         self._prompt_top_ids[start : start + count] = scores.top_ids[:count]
+        self._prompt_top_log_probs[start : start + count] = scores.top_log_probs[:count]
 
     def ending_without_output(self) -> Ending | None:
         """How a request with max_tokens 0 ends, once its prompt is scored."""
@@ -216,7 +223,7 @@ class Generation:
     ) -> None:
         """Sends the last event, with every token not yet sent."""
         if error is not None:
-            self._prompt_log_probs = self._prompt_top_ids = None  # perhaps not complete
+            self._forget_prompt_scores()  # perhaps not complete
         self._send(self.length - self.num_prompt, reason, error, text_trim)
         self._sink = _drop  # whoever still holds this request must not hold its client
 
@@ -251,13 +258,17 @@ class Generation:
             error=error,
             prompt_log_probs=self._prompt_log_probs,
             prompt_top_ids=self._prompt_top_ids,
+            prompt_top_log_probs=self._prompt_top_log_probs,
         )
-        self._prompt_log_probs = self._prompt_top_ids = None
+        self._forget_prompt_scores()
         try:
             self._sink(event)
         except Exception:
             logger.exception("request %r: its sink raised; events are dropped", event.request_id)
             self._sink = _drop
+
+    def _forget_prompt_scores(self) -> None:
+        self._prompt_log_probs = self._prompt_top_ids = self._prompt_top_log_probs = None
 
 
 def _not_finite() -> EngineError:

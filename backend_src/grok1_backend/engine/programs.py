@@ -76,27 +76,28 @@ def _score(
     config: GrokConfig,
     shards: ModelShards,
     **static: Any,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array], KVPool]:
+) -> tuple[jax.Array, tuple[jax.Array, ...], KVPool]:
     """A prefill of one row that also says how likely each `targets` [T] was after its token.
 
     Returns:
-      The logits after the last token [1, V], (log-probs [T], top ids [T, TOP_TOKENS]), the pool.
+      The logits after the last token [1, V], (log-probs [T], top ids and their log-probs, both
+      [T, TOP_TOKENS]), the pool.
     """
     static |= {"config": config, "shards": shards}
     h, pool = hidden_states(parameters, pool, step, **static)
     to_logits = functools.partial(logits_of, parameters, config=config, shards=shards)
     axis = MODEL_AXIS if shards.size > 1 else None
 
-    def tile(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def tile(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         return score(to_logits(rows[0]), rows[1], axis)
 
     length = targets.shape[0]
     padding = -length % SCORE_ROWS
     states = jnp.pad(h[0], ((0, padding), (0, 0))).reshape(-1, SCORE_ROWS, h.shape[-1])
     wanted = jnp.pad(targets, (0, padding)).reshape(-1, SCORE_ROWS)
-    log_probs, top_ids = jax.lax.map(tile, (states, wanted))
+    tiles = jax.lax.map(tile, (states, wanted))
     last = jax.lax.dynamic_index_in_dim(h[0], step.lengths[0] - 1)
-    scores = log_probs.reshape(-1)[:length], top_ids.reshape(-1, top_ids.shape[-1])[:length]
+    scores = tuple(part.reshape(-1, *part.shape[2:])[:length] for part in tiles)
     return to_logits(last), scores, pool
 
 

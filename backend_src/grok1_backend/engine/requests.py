@@ -195,6 +195,8 @@ class TokenEvent:
     """[num_input_tokens]: of each token given those before it; the first is 0. First event only."""
     prompt_top_ids: NDArray[np.int32] | None = None
     """[num_input_tokens, TOP_TOKENS]: the most likely ones at each position; row 0 is -1."""
+    prompt_top_log_probs: NDArray[np.float32] | None = None
+    """[num_input_tokens, TOP_TOKENS]: their log-probs; row 0 is 0."""
 
 
 EventSink = Callable[[TokenEvent], None]

@@ -74,11 +74,17 @@ class ScoredStep(Step):
 
     position_log_probs: jax.Array  # [bucket] float32
     position_top_ids: jax.Array  # [bucket, TOP_TOKENS] int32
+    position_top_log_probs: jax.Array  # [bucket, TOP_TOKENS] float32
     length: int
 
     def scores(self) -> PromptScores:
-        log_probs, top_ids = jax.device_get((self.position_log_probs, self.position_top_ids))
-        return PromptScores(log_probs=log_probs[: self.length], top_ids=top_ids[: self.length])
+        log_probs, top_ids, top_log_probs = (
+            array[: self.length]
+            for array in jax.device_get(
+                (self.position_log_probs, self.position_top_ids, self.position_top_log_probs)
+            )
+        )
+        return PromptScores(log_probs=log_probs, top_ids=top_ids, top_log_probs=top_log_probs)
 
 
 class ModelRunner:
@@ -157,8 +163,8 @@ class ModelRunner:
         run = self._compiled["score", step.tokens.shape[1]]
         logits, scores, self._pool = run(self._parameters, self._pool, step, targets)
         sampled = self._sample(logits, [row.slot], [row.sample])
-        log_probs, top_ids = scores
-        return ScoredStep(sampled.output, 1, log_probs, top_ids, length)
+        log_probs, top_ids, top_log_probs = scores
+        return ScoredStep(sampled.output, 1, log_probs, top_ids, top_log_probs, length)
 
     def decode(self, rows: Sequence[DecodeRow]) -> Step:
         padded = bucket(len(rows), self.settings.decode_rows)

@@ -62,6 +62,7 @@ class PromptScores:
 
     log_probs: NDArray[np.float32]  # [n]
     top_ids: NDArray[np.int32]  # [n, TOP_TOKENS]
+    top_log_probs: NDArray[np.float32]  # [n, TOP_TOKENS]
 
 
 class StepHandle(Protocol):

@@ -57,7 +57,7 @@ def _rows_of_parts(parts: Array) -> Array:
     return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)
 
 
-def score(logits: Array, targets: Array, axis_name: str | None) -> tuple[Array, Array]:
+def score(logits: Array, targets: Array, axis_name: str | None) -> tuple[Array, Array, Array]:
     """The log-probability of one given token a row, and the most likely ones.
 
     Args:
@@ -65,7 +65,7 @@ def score(logits: Array, targets: Array, axis_name: str | None) -> tuple[Array, 
       targets: [R] int32; -1 where none is known: its log-probability is meaningless.
 
     Returns:
-      [R] float32, and [R, TOP_TOKENS] int32.
+      [R] float32; [R, TOP_TOKENS] int32 and, their log-probabilities, float32.
     """
     choice = model_choice(logits, axis_name)
     first = 0 if axis_name is None else lax.axis_index(axis_name) * logits.shape[1]
@@ -75,4 +75,4 @@ def score(logits: Array, targets: Array, axis_name: str | None) -> tuple[Array, 
     picked = jnp.where(mine, picked, 0.0)
     if axis_name is not None:
         picked = lax.psum(picked, axis_name)
-    return picked - choice.log_normalizer, choice.ids
+    return picked - choice.log_normalizer, choice.ids, choice.log_probs

@@ -261,7 +261,8 @@ ENGINE_SETTINGS = (
         "return_prompt_log_probs",
         "TYPE_BOOL",
         (1,),
-        "Whether `prompt_log_probs` and `prompt_top_ids` are filled; `max_tokens` may be 0 then.",
+        "Whether `prompt_log_probs`, `prompt_top_ids` and `prompt_top_log_probs` are filled; "
+        "`max_tokens` may be 0 then.",
         "false",
         "true or false",
     ),
@@ -362,6 +363,12 @@ TOKEN_OUTPUTS = (
         "TYPE_INT32",
         (-1, TOP_TOKENS),
         "The most likely tokens at each prompt position; the first row is -1. As above.",
+    ),
+    Output(
+        "prompt_top_log_probs",
+        "TYPE_FP32",
+        (-1, TOP_TOKENS),
+        "Their log-probs; the first row is 0.",
     ),
     Output(
         "num_input_tokens",

@@ -25,7 +25,7 @@ def event_tensors(
     """
     shown = slice(None) if log_probs else slice(0)
     is_first = event.num_output_tokens == len(event.token_ids)
-    no_top_ids = np.empty((0, TOP_TOKENS), np.int32)
+    no_rows = np.empty((0, TOP_TOKENS))
     values = {
         "finish_reason": event.finish_reason.value if event.finish_reason else "",
         "token_ids": event.token_ids,
@@ -34,7 +34,10 @@ def event_tensors(
         "top_token_ids": _columns(event.top_ids, top_tokens, -1),
         "top_log_probs": _columns(event.top_log_probs, top_tokens, 0),
         "prompt_log_probs": () if event.prompt_log_probs is None else event.prompt_log_probs,
-        "prompt_top_ids": no_top_ids if event.prompt_top_ids is None else event.prompt_top_ids,
+        "prompt_top_ids": no_rows if event.prompt_top_ids is None else event.prompt_top_ids,
+        "prompt_top_log_probs": (
+            no_rows if event.prompt_top_log_probs is None else event.prompt_top_log_probs
+        ),
         "num_input_tokens": event.num_input_tokens,
         "num_output_tokens": event.num_output_tokens,
         "request_id": event.request_id,
@@ -68,6 +71,7 @@ def merge(events: Sequence[TokenEvent]) -> TokenEvent:
         top_log_probs=np.concatenate([event.top_log_probs for event in events]),
         prompt_log_probs=events[0].prompt_log_probs,
         prompt_top_ids=events[0].prompt_top_ids,
+        prompt_top_log_probs=events[0].prompt_top_log_probs,
     )
 
 
