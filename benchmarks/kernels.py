@@ -20,45 +20,15 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from bench_model import CONFIG, WEIGHTS, random_leaves
 
 from grok1_backend.kernels import native
 from grok1_backend.model import steps
-from grok1_backend.model.config import GrokConfig
-from grok1_backend.model.parameters import Parameters, leaves, place_parameters
+from grok1_backend.model.parameters import Parameters, place_parameters
 from grok1_backend.model.partition import create_mesh
-from grok1_backend.model.quantization import QuantizedWeight8bit
 
-CONFIG = GrokConfig(
-    vocab_size=32768,
-    sequence_len=8192,
-    emb_size=1024,
-    num_layers=4,
-    num_q_heads=16,
-    num_kv_heads=4,
-    key_size=64,
-    widening_factor=4.03,
-    num_experts=8,
-    num_selected_experts=2,
-    embedding_multiplier_scale=32.0,
-    output_multiplier_scale=0.577,
-    attn_output_multiplier=0.125,
-)
 PAGE_SIZE = 64
 Step = Callable[[], Any]
-
-
-def random_parameters(quantized: bool) -> Parameters:
-    rng = np.random.default_rng(0)
-    named: dict[str, Any] = {}
-    for leaf in leaves(CONFIG):
-        scale = np.float32(leaf.shape[-2] ** -0.5) if len(leaf.shape) > 1 else np.float32(1)
-        if leaf.quantized and quantized:
-            weight = rng.integers(-127, 128, leaf.shape, np.int8)
-            scales = np.full((*leaf.shape[:-2], 1, leaf.shape[-1]), scale / 64, jnp.bfloat16)
-            named[leaf.name] = QuantizedWeight8bit(weight, scales)
-        else:
-            named[leaf.name] = rng.standard_normal(leaf.shape, np.float32) * scale
-    return place_parameters(named, CONFIG, create_mesh((1, 1)))
 
 
 def make_step(parameters: Parameters, rows: int, tokens: int, start: int) -> Step:
@@ -147,12 +117,12 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--weights", choices=("int8", "float32"), default="int8")
+    parser.add_argument("--weights", choices=WEIGHTS, default="int8")
     parser.add_argument("--cases", default="", help="part of the names of the cases to run")
     parser.add_argument("--alone", action="store_true", help="leave out the steps in JAX alone")
     options = parser.parse_args()
     quantized = options.weights == "int8"
-    parameters = random_parameters(quantized)
+    parameters = place_parameters(random_leaves(options.weights), CONFIG, create_mesh((1, 1)))
     print(f"{options.weights} weights, {native.available(jnp.float32)=}")
     print("step                        tokens/s   ms      floor   of floor   in JAX alone")
     for name, (rows, tokens, start) in CASES.items():
