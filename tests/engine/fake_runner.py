@@ -94,6 +94,7 @@ class FakeRunner:
     vocab_size: int = 50
     max_prefill_tokens: int = 8
     max_prefill_rows: int = 2
+    num_compilations: int = 0
     before_call: Callable[[str, list[int]], None] = lambda _kind, _slots: None
     """Called with the kind of call and its slots; may raise."""
     result_error: Callable[[str, list[int]], Exception | None] = lambda _kind, _slots: None

@@ -20,7 +20,7 @@ MONITORING = Path(__file__).resolve().parents[2] / "monitoring"
 STATS = EngineStats(
     healthy=True, draining=False, running=3, waiting=2, sessions=1, slots=4, pages_used=5,
     pages_cached=6, pages_total=7, prompt_tokens=8, generation_tokens=9, prefix_hit_tokens=10,
-    preemptions=11, steps=12, finished=dict.fromkeys(FinishReason, 0),
+    preemptions=11, steps=12, compilations=0, finished=dict.fromkeys(FinishReason, 0),
 )  # fmt: skip
 
 

@@ -220,6 +220,7 @@ class Engine:
             prefix_hit_tokens=meter.prefix_hit_tokens,
             preemptions=meter.preemptions,
             steps=meter.steps,
+            compilations=self._runner.num_compilations,
             finished=dict(meter.finished),
         )
 

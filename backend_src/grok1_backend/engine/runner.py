@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
 from grok1_backend.engine import programs
+from grok1_backend.engine.compilations import compilations
 from grok1_backend.engine.decode_state import initial_state, slot_start
 from grok1_backend.engine.requests import SamplingParams
 from grok1_backend.engine.runner_api import DecodeRow, PrefillRow, PromptScores, StepOutput
@@ -123,6 +124,11 @@ class ModelRunner:
         self._steps = programs.build(config, parameters, mesh, dtype)
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._compile_all(mesh, progress)
+        self._compiled_before = compilations()
+
+    @property
+    def num_compilations(self) -> int:
+        return compilations() - self._compiled_before
 
     def recover(self) -> None:
         # A step that raised may have taken the donated buffers with it.

@@ -99,6 +99,11 @@ class Runner(Protocol):
     max_prefill_rows: int
     """The most rows of one prefill call."""
 
+    @property
+    def num_compilations(self) -> int:
+        """Programs that this process compiled since the runner was made: none, if all is well."""
+        ...
+
     def prefill_cost(self, lengths: Sequence[int]) -> int:
         """Padded tokens that one call with rows of these lengths computes."""
         ...

@@ -33,6 +33,8 @@ class EngineStats:
     """Prompt tokens whose KV was found and not computed."""
     preemptions: int
     steps: int
+    compilations: int
+    """Since the engine was ready; each held requests up."""
     finished: Mapping[FinishReason, int]
 
     @property

@@ -85,6 +85,11 @@ COUNTERS = (
         lambda s: {"": s.preemptions},
     ),
     Counter(
+        "grok1_compilations_total",
+        "Programs compiled since the engine was ready, which held requests up.",
+        lambda s: {"": s.compilations},
+    ),
+    Counter(
         "grok1_requests_total",
         "Requests that have ended, by how.",
         lambda s: {reason.value: count for reason, count in s.finished.items()},
