@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grok1_backend.server import ServerOptions, TritonServer
-from grok1_backend.server.options import free_ports
-
-ROOT = Path(__file__).resolve().parents[1]
+from grok1_backend.server import TritonServer
+from servers import MODEL_REPOSITORY, ROOT, local_options
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,25 +19,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("server")
 
 
-def embedded_options(folder: Path, *more: Path) -> ServerOptions:
-    """Options of a server on free ports with the embedded model; its log goes to `folder`."""
-    http_port, grpc_port, metrics_port = free_ports(3)
-    return ServerOptions(
-        model_repositories=(ROOT / "model_repository", *more),
-        model=ROOT / "embedded_model",
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        cache_dir=ROOT / ".cache",
-        log_file=folder / "tritonserver.log",
-    )
-
-
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """The project's models on the embedded weights, and an example's; one server for all tests."""
     example = ROOT / "client_examples" / "custom_ensemble" / "model_repository"
-    options = embedded_options(tmp_path_factory.mktemp("server"), example)
+    options = local_options(tmp_path_factory.mktemp("server"), MODEL_REPOSITORY, example)
     with TritonServer(options, start_timeout=900) as running:
         yield running
 
@@ -47,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A server for one module, whose tests unload models."""
-    options = embedded_options(tmp_path_factory.mktemp("own_server"))
+    options = local_options(tmp_path_factory.mktemp("own_server"))
     with TritonServer(options, start_timeout=900) as running:
         yield running
 

@@ -15,33 +15,20 @@ from generation import Stream
 from tritonclient.utils import InferenceServerException
 
 from grok1_backend.cli import main
-from grok1_backend.server import ServerOptions, TritonServer
+from grok1_backend.server import TritonServer
 from grok1_backend.server.drain import drain
 from grok1_backend.server.options import free_ports
+from servers import local_options
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ECHO = Path(__file__).resolve().parent / "echo_repository"
 ENDLESS = {"text_input": "And", "max_tokens": 8000, "ignore_eos": True}
-
-
-def options(tmp_path: Path, repository: Path) -> ServerOptions:
-    http_port, grpc_port, metrics_port = free_ports(3)
-    return ServerOptions(
-        model_repositories=(repository,),
-        model=ROOT / "embedded_model",
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        exit_timeout=1,
-        cache_dir=ROOT / ".cache",
-        log_file=tmp_path / "tritonserver.log",
-    )
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[TritonServer]:
     """A server that a test may stop, with the embedded model."""
-    with TritonServer(options(tmp_path, ROOT / "model_repository"), start_timeout=900) as running:
+    options = local_options(tmp_path, exit_timeout=1)
+    with TritonServer(options, start_timeout=900) as running:
         yield running
 
 
@@ -91,7 +78,8 @@ def test_a_drain_that_breaks_leaves_no_server(
         raise RuntimeError("no drain")
 
     monkeypatch.setattr("grok1_backend.server.drain.drain", broken)
-    server = TritonServer(options(tmp_path, HERE / "echo_repository"), start_timeout=60)
+    options = local_options(tmp_path, ECHO, exit_timeout=1)
+    server = TritonServer(options, start_timeout=60)
     with pytest.raises(RuntimeError, match="no drain"), server:
         pid = server.pid
     assert not Path(f"/proc/{pid}").exists()
