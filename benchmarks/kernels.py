@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from bench_model import CONFIG, WEIGHTS, random_leaves
+from floor import needs
 
 from grok1_backend.kernels import native
 from grok1_backend.model import steps
@@ -81,29 +82,6 @@ def machine() -> tuple[float, float]:
     return matrix.nbytes / best[0], 2 * 2048**3 / best[1]
 
 
-def needs(rows: int, tokens: int, start: int, quantized: bool) -> tuple[float, float]:
-    """Bytes of weights and KV that a step must read, and its multiply-adds times two."""
-    config, layers = CONFIG, CONFIG.num_layers
-    total = rows * tokens
-    expert = 3 * config.emb_size * config.ffn_size
-    heads = config.num_q_heads + config.num_kv_heads
-    projections = 2 * config.emb_size * config.key_size * heads
-    pairs = total * config.num_selected_experts
-    # How many experts `pairs` random choices touch.
-    touched = config.num_experts * (
-        1 - (1 - config.num_selected_experts / config.num_experts) ** total
-    )
-    width = 1 if quantized else 4
-    kv = rows * (start + tokens) * 2 * config.num_kv_heads * config.key_size * 4
-    read = layers * ((touched * expert + projections) * width + kv)
-    read += 4 * config.vocab_size * config.emb_size
-    seen = total * (start + (tokens + 1) / 2)
-    work = layers * (pairs * expert + total * projections)
-    work += layers * seen * 2 * config.num_q_heads * config.key_size
-    work += rows * config.vocab_size * config.emb_size
-    return read, 2 * work
-
-
 CASES = {
     "decode, 1 request": (1, 1, 128),
     "decode, 8 requests": (8, 1, 128),
@@ -121,7 +99,6 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="part of the names of the cases to run")
     parser.add_argument("--alone", action="store_true", help="leave out the steps in JAX alone")
     options = parser.parse_args()
-    quantized = options.weights == "int8"
     parameters = place_parameters(random_leaves(options.weights), CONFIG, create_mesh((1, 1)))
     print(f"{options.weights} weights, {native.available(jnp.float32)=}")
     print("step                        tokens/s   ms      floor   of floor   in JAX alone")
@@ -139,9 +116,9 @@ def main() -> None:
             machines.append(machine())
             for kept, step in zip(times, contenders, strict=True):
                 kept.append(min(seconds(step) for _ in range(3)))
-        read, work = needs(rows, tokens, start, quantized)
+        work = needs(rows, tokens, start, weights=options.weights, arithmetic="float32")
         bandwidth, rate = (max(values) for values in zip(*machines, strict=True))
-        floor = max(read / bandwidth, work / rate)
+        floor = max(work.bytes / bandwidth, work.float32_flop / rate)
         median = statistics.median(times[0])
         jax_alone = f"{statistics.median(times[1]) / median:.1f} x" if times[1:] else ""
         print(

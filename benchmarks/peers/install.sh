@@ -48,6 +48,7 @@ cmake -G Ninja -S "$source/vendor/llama.cpp" -B "$build" -DCMAKE_BUILD_TYPE=Rele
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
 cmake --build "$build" --parallel "${JOBS:-$(nproc)}" \
     --target llama-server llama-bench llama-batched-bench
+ln -sfn "$build/bin" "$source/llama_cpp/lib" # where the binding looks for the libraries
 
 # vLLM brings Transformers. What it has for images and sound is built for another torch and
 # breaks its import.

@@ -1,0 +1,117 @@
+"""The engines of a comparison: ours in each kind of weights, and the peers that are installed.
+
+Each is a `Worker` that is started when it is first needed. One that fails is left out from then
+on, and `missing` says why: the others are still measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from bench_model import CONFIG, RUNNER, random_leaves, write_model
+from workers import Worker, WorkerError
+
+HERE = Path(__file__).parent
+OURS = {"int8": "int8", "float32": "float32"}
+"""Our variants: name to the weights of the model directory."""
+LLAMA_CPP = {"llama.cpp F32": "f32", "llama.cpp Q8_0": "q8_0"}
+VLLM = "vLLM Mixtral F32"
+SIZES = json.dumps(dataclasses.asdict(CONFIG) | {"ffn_size": CONFIG.ffn_size})
+
+
+class Contenders:
+    """Starts and keeps the workers; a context manager that ends them all."""
+
+    def __init__(self, folder: Path, peers: Path | None) -> None:
+        """Starts nothing yet.
+
+        Args:
+          folder: for models and logs; models in it are used again.
+          peers: where `peers/install.sh` put the other engines; None: ours alone.
+        """
+        self.folder = folder
+        self.peers = peers
+        self.missing: dict[str, str] = {}
+        self.versions: dict[str, str] = {}
+        self._workers: dict[str, Worker] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in self._workers.values():
+            worker.close()
+
+    def ready(self, name: str) -> bool:
+        """Whether an engine can be measured; starts it if need be."""
+        if name in self._workers:
+            return True
+        if name in self.missing or (self.peers is None and name not in OURS):
+            return False
+        try:
+            worker = self._start(name)
+        except (WorkerError, OSError, subprocess.CalledProcessError) as error:
+            self._give_up(name, error)
+            return False
+        self._workers[name] = worker
+        if name not in OURS:
+            self.versions |= worker.versions
+        return True
+
+    def call(self, name: str, command: str, **arguments: Any) -> dict[str, Any] | None:
+        """One measurement; None where the engine has failed, which is then left out."""
+        try:
+            return self._workers[name].call(command, **arguments)
+        except WorkerError as error:
+            self._workers.pop(name).close()
+            self._give_up(name, error)
+            return None
+
+    def gguf(self, kind: str) -> Path:
+        """The benchmark's model for llama.cpp, the same numbers as ours; made if need be.
+
+        Args:
+          kind: a value of `LLAMA_CPP`.
+        """
+        path = self.folder / f"{kind}.gguf"
+        if not path.exists():
+            weights = self.folder / "weights.npz"
+            np.savez(weights, **random_leaves("float32"))
+            script = [HERE / "peers" / "make_gguf.py", SIZES, weights, path, kind]
+            subprocess.run([self._python("llama.cpp"), *script], check=True)
+            weights.unlink()
+        return path
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        self.missing[name] = str(error)
+        print(f"{name} is left out: {error}", flush=True)
+
+    def _start(self, name: str) -> Worker:
+        environment = {}
+        if name in OURS:
+            model = write_model(self.folder / name.replace(" ", "-"), OURS[name], RUNNER)
+            command = [sys.executable, HERE / "ours.py", model]
+            environment["JAX_COMPILATION_CACHE_DIR"] = str(self.folder / "jax")
+        elif name in LLAMA_CPP:
+            source = self._installed("llama.cpp") / "source"
+            script = HERE / "peers" / "llama_cpp_grok.py"
+            command = [self._python("llama.cpp"), script, self.gguf(LLAMA_CPP[name])]
+            environment["PYTHONPATH"] = str(source)
+        else:
+            command = [self._python("vllm"), HERE / "peers" / "vllm_mixtral.py", SIZES]
+        log = self.folder / f"{name.replace(' ', '-')}.log"
+        return Worker(name, command, log=log, environment=environment)
+
+    def _installed(self, engine: str) -> Path:
+        assert self.peers is not None
+        return self.peers / engine
+
+    def _python(self, engine: str) -> Path:
+        return self._installed(engine) / "bin" / "python"
