@@ -42,7 +42,7 @@ serve: $(VENV)/.installed-serve  ## start a local server (MODEL= SLOTS= HTTP_POR
 
 install: $(VENV)/.installed-$(LOCK)  ## install a lock and the package (LOCK=serve)
 
-test: lint $(VENV)/bin/perf_analyzer  ## lint, types and all tests
+test: lint $(VENV)/bin/perf_analyzer $(VENV)/lm_eval/bin/lm_eval  ## lint, types and all tests
 	$(VENV)/bin/python $(PYTEST)
 
 test-fast: $(VENV)/.installed-test  ## the tests that need no server and take no long time
@@ -60,10 +60,12 @@ lint: $(VENV)/.installed-test  ## lint, format and types
 
 lock:  ## make the locks anew from requirements/*.in (needs uv)
 	$(call compile,serve,3.11)
+	$(call compile,openai,3.11)
 	$(call compile,test,3.11)
 	$(call compile,newest,3.11)
 	$(call compile,cuda,3.12)
 	$(call compile,bench,3.11)
+	$(call compile,lm_eval,3.11)
 	$(call compile,perf_analyzer,3.11) --no-deps
 
 clean:  ## remove the environments and all caches
@@ -82,6 +84,12 @@ $(VENV)/.installed-%: requirements/%.txt pyproject.toml | $(VENV)/bin/python
 $(VENV)/bin/perf_analyzer: requirements/perf_analyzer.txt tests/tools/install_perf_analyzer.py \
 		| $(VENV)/.installed-test
 	$(VENV)/bin/python tests/tools/install_perf_analyzer.py
+
+# --no-deps: the lock is complete, and pip does not see that a pin with an extra pins the package.
+$(VENV)/lm_eval/bin/lm_eval: requirements/lm_eval.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv $(VENV)/lm_eval
+	$(VENV)/lm_eval/bin/python -m pip install --quiet --no-deps --require-hashes --requirement $<
+	@touch $@
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \

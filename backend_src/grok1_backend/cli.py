@@ -27,6 +27,7 @@ class Command:
 COMMANDS = (
     Command("serve", "grok1_backend.server.serve", "start a local tritonserver and ask it once"),
     Command("health", "grok1_backend.server.health", "ask a running server for one token"),
+    Command("openai", "grok1_backend.openai.serve", "serve OpenAI's API in front of a server"),
     Command("plan", "grok1_backend.plan", "show what fits in the memory of the devices"),
     Command(
         "convert",

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible gateway: HTTP in, gRPC streams of `grok1_generate` out; an extra."""
