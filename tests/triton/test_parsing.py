@@ -185,6 +185,7 @@ def test_what_is_refused(values: dict[str, Any], said: tuple[str, ...]) -> None:
         ({"temperature": float("nan")}, ("temperature is nan", "finite")),
         ({"ignore_eos": "maybe"}, ("ignore_eos", "true or false")),
         ({"stop": [1]}, ("stop", "a string")),
+        ({"stop": ["\ud800"]}, ("stop", "no surrogate code point, as there is at index 0")),
         ({"stop_token_ids": "x"}, ("stop_token_ids", "an integer")),
         ({"logit_bias": [1]}, ("logit_bias", "JSON object")),
         ({"logprobs": 9}, ("return_top_tokens is 9", "0 to 8")),

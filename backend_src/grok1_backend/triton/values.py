@@ -90,9 +90,14 @@ def to_float(name: str, value: object) -> float:
 
 
 def to_text(name: str, value: object) -> str:
-    """A string."""
+    """A string that has UTF-8, which JSON's strings need not have."""
     if not isinstance(value, str):
         raise invalid(name, value, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        limit = f"no surrogate code point, as there is at index {error.start}"
+        raise invalid(name, value, limit) from None
     return value
 
 
