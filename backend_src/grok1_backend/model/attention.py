@@ -9,7 +9,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from grok1_backend.kernels import native
+from grok1_backend.kernels import choice
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.layers import Linear, rotate
 from grok1_backend.model.precision import product_precision
@@ -143,8 +143,9 @@ def attend_pages(
     longest row needs. A block that lies behind a row's own position changes nothing of it, to
     the bit, so a row's result does not depend on its neighbours' lengths.
     """
-    if native.available(queries.dtype) and pool.keys.dtype == jnp.float32:
-        return native.attention(
+    kernels = choice.for_attention(queries, pool.keys)
+    if kernels is not None:
+        return kernels.attention(
             queries,
             pool.keys,
             pool.values,

@@ -9,10 +9,9 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from grok1_backend.kernels import native
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.precision import product_precision
-from grok1_backend.model.quantization import Weight, matmul, native_stacks, value
+from grok1_backend.model.quantization import Weight, kernels_and_stacks, matmul, value
 from grok1_backend.model.sharding import ModelShards
 
 BLOCK_ROWS = 64
@@ -64,9 +63,9 @@ def chosen_experts(
     Returns:
       [rows, emb_size] float32: the sum over a row's experts of gate · expert(x).
     """
-    stacks = native_stacks(x, weights.linear, weights.linear_v, weights.linear_1)
-    if stacks is not None:
-        return native.experts(x, routing.experts, routing.gates, valid, *stacks)
+    kernels, stacks = kernels_and_stacks(x, weights.linear, weights.linear_v, weights.linear_1)
+    if kernels is not None:
+        return kernels.experts(x, routing.experts, routing.gates, valid, *stacks)
     rows, width = x.shape
     selected, num_experts = routing.experts.shape[1], routing.probabilities.shape[1]
     pairs = rows * selected

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from grok1_backend.kernels import native
+from grok1_backend.kernels import choice, native
 from grok1_backend.model.precision import product_precision
 
 TILE_BYTES = 4 * 2**20
@@ -73,37 +73,39 @@ def value(weight: Weight) -> jax.Array:
     return jnp.asarray(stack)
 
 
-def native_stacks(x: jax.Array, *weights: Weight) -> list[native.Stack] | None:
-    """The weights as the native kernels take them; None where `x` has to be multiplied in JAX.
+def kernels_and_stacks(
+    x: jax.Array, *weights: Weight
+) -> tuple[choice.Kernels | None, list[native.Stack]]:
+    """The kernels to multiply `x` with, and the weights as they take them; None for JAX.
 
     Only weights of the stacks go to the kernels: they are what a running model has, and what is
     trained is none, as the kernels have no derivative.
     """
     stacks = []
     for weight in weights:
-        if not isinstance(weight, LayerSlice) or weight.dtype not in (jnp.int8, jnp.float32):
-            return None
+        if not isinstance(weight, LayerSlice):
+            return None, []
         if isinstance(weight.stack, QuantizedWeight8bit):
             stack = native.Stack(weight.stack.weight, weight.stack.scales, weight.layer)
         else:
             stack = native.Stack(weight.stack, None, weight.layer)
         stacks.append(stack)
-    return stacks if native.available(x.dtype) else None
+    return choice.for_weights(x.dtype, stacks), stacks
 
 
 def products(x: jax.Array, weights: Sequence[Weight]) -> list[jax.Array]:
     """Multiplies [rows, K] float by several weights [K, N] of a layer: [rows, N] float32 each."""
-    stacks = native_stacks(x, *weights)
-    if stacks is not None:
-        return native.products(x, stacks)
+    kernels, stacks = kernels_and_stacks(x, *weights)
+    if kernels is not None:
+        return kernels.products(x, stacks)
     return [matmul(x, weight) for weight in weights]
 
 
 def product_transposed(x: jax.Array, weight: Weight) -> jax.Array:
     """Multiplies [rows, K] float by the transpose of a float weight [N, K]: [rows, N] float32."""
-    stacks = native_stacks(x, weight)
-    # One row XLA multiplies at the memory's speed, several it does not.
-    if stacks is not None and x.shape[0] > 1:
+    kernels, stacks = kernels_and_stacks(x, weight)
+    # XLA multiplies at the memory's speed; on CPU one row only.
+    if kernels is native and x.shape[0] > 1:
         return native.products(x, stacks, transposed=True)[0]
     precision = product_precision(x.dtype)
     return jnp.einsum(
