@@ -20,12 +20,18 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("source")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-pthread")
+AVX2 = ("-mavx2", "-mfma")
+AVX512 = ("-mavx512f", "-mfma", "-mprefer-vector-width=512")
+VNNI = (*AVX512, "-mavx512bw", "-mavx512vnni")
 INSTRUCTION_SETS = {
-    "Base": (),
-    "Avx2": ("-mavx2", "-mfma"),
-    "Avx512": ("-mavx512f", "-mfma", "-mprefer-vector-width=512"),
+    "ComputeBase": (),
+    "ComputeAvx2": AVX2,
+    "ComputeAvx512": AVX512,
+    "IntegerAvxVnni": (*AVX2, "-mavxvnni"),
+    "IntegerVnni": VNNI,
+    "IntegerAmx": (*VNNI, "-mamx-tile", "-mamx-int8"),
 }
-"""What `compute.cc` is compiled for: name of the function that returns it, flags."""
+"""What `compute.cc` and `integer.cc` are compiled for: the function that returns it, flags."""
 
 
 class BuildError(Exception):
@@ -77,9 +83,13 @@ def build(library: Path) -> None:
     if compiler is None:
         raise BuildError("there is no C++ compiler (c++, or $CXX)")
     on_x86 = platform.machine() == "x86_64"
-    sets = INSTRUCTION_SETS if on_x86 else {"Base": ()}
-    jobs = [("compute.cc", name, flags) for name, flags in sets.items()]
-    jobs += [("experts.cc", "", ()), ("handlers.cc", "", ())]
+    sets = INSTRUCTION_SETS if on_x86 else {"ComputeBase": ()}
+    jobs = [
+        ("compute.cc" if name.startswith("Compute") else "integer.cc", name, flags)
+        for name, flags in sets.items()
+    ]
+    plain = ("by_depth.cc", "choice.cc", "experts.cc", "handlers.cc", "products.cc")
+    jobs += [(source, "", ()) for source in plain]
     include = include_dir()
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +99,7 @@ def build(library: Path) -> None:
             def compile_one(job: tuple[str, str, tuple[str, ...]]) -> str:
                 source, name, flags = job
                 target = f"{directory}/{Path(source).stem}{name}.o"
-                define = [f"-DGROK1_COMPUTE=Compute{name}"] if name else []
+                define = [f"-DGROK1_COMPUTE={name}"] if name else []
                 options = [*FLAGS, *flags, *define, "-isystem", str(include)]
                 _run([compiler, *options, "-c", str(SOURCE / source), "-o", target])
                 return target

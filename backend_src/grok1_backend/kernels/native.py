@@ -102,12 +102,9 @@ def experts(
     Returns:
       [rows, emb_size] float32.
     """
-    rows, width = x.shape
-    scratch = rows * chosen.shape[1] * (width + linear.weight.shape[-1])
-    results = (_floats(rows, width), _floats(scratch))
-    call = jax.ffi.ffi_call("Grok1Experts", results)
+    call = jax.ffi.ffi_call("Grok1Experts", _floats(*x.shape))
     stacks = (*linear.operands(), *linear_v.operands(), *linear_1.operands())
-    out: jax.Array = call(x, chosen, gates, valid, linear.layer, *stacks)[0]
+    out: jax.Array = call(x, chosen, gates, valid, linear.layer, *stacks)
     return out
 
 
@@ -117,12 +114,11 @@ def products(x: jax.Array, stacks: Sequence[Stack], transposed: bool = False) ->
     Args:
       stacks: [layers, K, N]; transposed, and then float32: [layers, N, K].
     """
-    rows, depth = x.shape
     columns = [stack.weight.shape[-2 if transposed else -1] for stack in stacks]
-    results = (_floats(rows * depth), *(_floats(rows, count) for count in columns))
+    results = [_floats(x.shape[0], count) for count in columns]
     call = jax.ffi.ffi_call("Grok1Products", results)
     operands = [operand for stack in stacks for operand in stack.operands()]
-    return list(call(x, stacks[0].layer, *operands, transposed=transposed)[1:])
+    return list(call(x, stacks[0].layer, *operands, transposed=transposed))
 
 
 def attention(

@@ -1,6 +1,7 @@
 #include "compute.h"
 
 #include "attention.h"
+#include "scales.h"
 #include "tiles.h"
 
 namespace grok1 {
@@ -92,23 +93,18 @@ int64_t ProductAsStored(const Part& part) {
   return 0;
 }
 
-void ReadScales(const Matrix& weight, int64_t group, int64_t column, int64_t count, float* to) {
-  const int64_t first = group * weight.columns + column;
-  for (int64_t c = 0; c < count; ++c) {
-    if (!weight.scales) {
-      to[c] = 1.0f;
-    } else if (weight.scales_bfloat16) {
-      const uint32_t bits = uint32_t{static_cast<const uint16_t*>(weight.scales)[first + c]} << 16;
-      memcpy(to + c, &bits, sizeof bits);
-    } else {
-      to[c] = static_cast<const float*>(weight.scales)[first + c];
-    }
-  }
+int64_t PackedBytes(int64_t rows, int64_t depth, int64_t) {
+  return rows * depth * static_cast<int64_t>(sizeof(float));
 }
 
-void Multiply(const float* packed, int64_t rows, const Matrix& weight, int64_t column,
-              int64_t count, float* out, int64_t out_stride, float* scratch) {
-  float* panel = scratch;
+void PackFloats(const float* x, int64_t row, int64_t rows, int64_t depth, int64_t, void* packed) {
+  PackRow(x, row, rows, depth, static_cast<float*>(packed));
+}
+
+void Multiply(const void* x, int64_t rows, const Matrix& weight, int64_t column, int64_t count,
+              float* out, int64_t out_stride, void* scratch) {
+  const float* const packed = static_cast<const float*>(x);
+  float* panel = static_cast<float*>(scratch);
   float* scales = panel + kTransposedBlock * kPanel;
   float* sums = scales + kMaxStrip;
   const int64_t depth = weight.depth / weight.groups;
@@ -127,29 +123,19 @@ void Multiply(const float* packed, int64_t rows, const Matrix& weight, int64_t c
   }
 }
 
-void GateAndPack(const float* gate, const float* up, int64_t rows, int64_t column, int64_t count,
-                 int64_t depth, float* packed) {
-  for (int64_t block = 0; block < NumBlocks(rows); ++block) {
-    const int64_t first = BlockStart(rows, block);
-    const int64_t height = BlockStart(rows, block + 1) - first;
-    float* to = packed + first * depth + column * height;
-    for (int64_t m = 0; m < height; ++m) {
-      const int64_t row = (first + m) * kMaxStrip;
-      for (int64_t c = 0; c < count; c += kLanes) {
-        const Vector gated = Gelu(Load(gate + row + c)) * Load(up + row + c);
-        const int64_t width = count - c < kLanes ? count - c : kLanes;
-        for (int64_t i = 0; i < width; ++i) to[(c + i) * height + m] = gated[i];
-      }
-    }
-  }
+void Gate(float* gate, const float* up, int64_t count) {
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) Store(gate + c, Gelu(Load(gate + c)) * Load(up + c));
+  for (; c < count; ++c) gate[c] = Gelu(Splat(gate[c]))[0] * up[c];
 }
 
 }  // namespace
 
 const Compute& GROK1_COMPUTE() {
+  constexpr int64_t kScratch = kTransposedBlock * kPanel + kMaxStrip + kMaxGroup * kMaxStrip;
   static constexpr Compute compute = {
-      kTransposedBlock * kPanel + kMaxStrip + kMaxGroup * kMaxStrip,
-      AttentionState::Floats, Pack, Multiply, GateAndPack, Attend};
+      {kScratch * static_cast<int64_t>(sizeof(float)), PackedBytes, PackFloats, Multiply},
+      Gate, Attend, AttentionState::Floats};
   return compute;
 }
 

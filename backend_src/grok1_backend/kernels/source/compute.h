@@ -1,7 +1,8 @@
 // The arithmetic of the kernels, compiled once for each instruction set and chosen at run time.
 //
-// Every element of a product is one chain of fused multiply-adds over the depth, in order, for any
-// number of rows and on any path: a row's result does not depend on its neighbours, to the bit.
+// A row's result does not depend on its neighbours, to the bit: each element of a product is one
+// chain of fused multiply-adds over the depth, in order, for any number of rows and on any path; or,
+// with int8 weights, where the CPU multiplies bytes, a sum of integers (integer.h).
 #ifndef GROK1_COMPUTE_H_
 #define GROK1_COMPUTE_H_
 
@@ -45,30 +46,38 @@ struct AttentionRows {
   float cap;
 };
 
-struct Compute {
-  // Floats that `multiply` and `attend` need to work in.
-  int64_t multiply_scratch;
-  int64_t (*attend_scratch)(int64_t size);
+// Products with weights of one kind.
+struct Products {
+  int64_t scratch_bytes;  // that `multiply` needs to work in
 
-  // Copies rows [rows, depth], row r at rows_of[r], to the order in which `multiply` reads them:
-  // as many floats.
-  void (*pack)(const float* const* rows_of, int64_t rows, int64_t depth, float* packed);
+  // How many bytes `rows` rows of a depth with so many groups take as `multiply` reads them.
+  int64_t (*packed_bytes)(int64_t rows, int64_t depth, int64_t groups);
+
+  // Brings a row of x, row `row` of `rows`, to that order.
+  void (*pack)(const float* x, int64_t row, int64_t rows, int64_t depth, int64_t groups,
+               void* packed);
 
   // out[r, c] = sum over d of x[r, d] · weight[d, column + c], r below `rows` (at most kMaxGroup), c
   // below `count` (at most kMaxStrip); out has rows of `out_stride`.
-  void (*multiply)(const float* packed, int64_t rows, const Matrix& weight, int64_t column,
-                   int64_t count, float* out, int64_t out_stride, float* scratch);
+  void (*multiply)(const void* packed, int64_t rows, const Matrix& weight, int64_t column,
+                   int64_t count, float* out, int64_t out_stride, void* scratch);
+};
 
-  // gelu(gate) · up, both [rows, kMaxStrip], into columns `column`... of a packed [rows, depth].
-  void (*gate_and_pack)(const float* gate, const float* up, int64_t rows, int64_t column,
-                        int64_t count, int64_t depth, float* packed);
+struct Compute {
+  Products products;  // in float32, with all weights
 
-  // Attention with capped logits and a running softmax over blocks of positions.
+  // gate[i] = gelu(gate[i]) · up[i].
+  void (*gate)(float* gate, const float* up, int64_t count);
+
+  // Attention with capped logits and a running softmax over blocks of positions, and the floats that
+  // it needs to work in.
   void (*attend)(const AttentionRows& rows, float* scratch);
+  int64_t (*attend_scratch)(int64_t size);
 };
 
 // The best one that this CPU has.
 const Compute& BestCompute();
+const Products& BestProducts(const Matrix& weight);
 
 }  // namespace grok1
 

@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 #include <vector>
+
+#include "by_depth.h"
+#include "products.h"
+#include "workspace.h"
 
 namespace grok1 {
 namespace {
@@ -22,98 +27,198 @@ struct Group {
 struct Pairs {
   std::vector<int64_t> row;
   std::vector<float> gate;
+  std::vector<int64_t> group;
   std::vector<Group> groups;
+  std::vector<std::vector<int64_t>> of_row;  // its pairs
+  int64_t most_rows = 0;                     // of a group
 
-  explicit Pairs(const ExpertStep& step) {
+  explicit Pairs(const ExpertStep& step) : of_row(step.rows) {
     for (int64_t expert = 0; expert < step.num_experts; ++expert) {
-      const int64_t first = static_cast<int64_t>(row.size());
+      const int64_t first = size();
       for (int64_t i = 0; i < step.rows * step.selected; ++i) {
         if (step.experts[i] == expert && step.valid[i / step.selected]) {
+          of_row[i / step.selected].push_back(size());
           row.push_back(i / step.selected);
           gate.push_back(step.gates[i]);
         }
       }
-      const int64_t count = static_cast<int64_t>(row.size()) - first;
-      for (int64_t part = 0; part < NumParts(count); ++part) {
-        const int64_t start = PartStart(count, part);
-        groups.push_back({expert, first + start, PartStart(count, part + 1) - start});
-      }
+      AddGroups(expert, first);
+    }
+  }
+
+  int64_t size() const { return static_cast<int64_t>(row.size()); }
+
+ private:
+  void AddGroups(int64_t expert, int64_t first) {
+    const int64_t count = size() - first;
+    for (int64_t part = 0; part < NumParts(count); ++part) {
+      const int64_t start = PartStart(count, part);
+      const int64_t rows = PartStart(count, part + 1) - start;
+      group.insert(group.end(), rows, groups.size());
+      groups.push_back({expert, first + start, rows});
+      most_rows = std::max(most_rows, rows);
     }
   }
 };
 
-int64_t Strips(int64_t columns, int64_t strip) { return (columns + strip - 1) / strip; }
+// The pairs' rows as weights of one stack take them.
+class PackedPairs {
+ public:
+  PackedPairs(const Pairs& pairs, const Matrix& weight)
+      : pairs_(pairs), kind_(BestProducts(weight)), weight_(weight), offsets_{0} {
+    for (const Group& group : pairs.groups) {
+      const int64_t bytes = kind_.packed_bytes(group.rows, weight.depth, weight.groups);
+      offsets_.push_back(offsets_.back() + WholeLines(bytes));
+    }
+    data_ = workspace_.AtLeast(offsets_.back());
+  }
+
+  void Pack(int64_t pair, const float* x) {
+    const Group& group = pairs_.groups[pairs_.group[pair]];
+    kind_.pack(x, pair - group.first, group.rows, weight_.depth, weight_.groups,
+               data_ + offsets_[pairs_.group[pair]]);
+  }
+
+  const void* Of(int64_t group) const { return data_ + offsets_[group]; }
+
+  // Columns of the group's rows times its expert's matrix in `stack`: [rows, kMaxStrip].
+  void Multiply(int64_t group, const Stack& stack, int64_t column, int64_t count, float* out,
+                void* scratch) const {
+    const Group& of = pairs_.groups[group];
+    kind_.multiply(Of(group), of.rows, stack.At(of.expert), column, count, out, kMaxStrip, scratch);
+  }
+
+  PackedProduct Product(int64_t group, const Stack& stack) const {
+    const Group& of = pairs_.groups[group];
+    return {Of(group), of.rows, stack.At(of.expert)};
+  }
+
+  int64_t scratch_bytes() const { return kind_.scratch_bytes; }
+
+ private:
+  const Pairs& pairs_;
+  const Products& kind_;
+  const Matrix weight_;
+  std::vector<int64_t> offsets_;
+  Workspace workspace_;
+  char* data_;
+};
+
+void AddWeighted(float share, const float* part, int64_t count, float* out) {
+  for (int64_t c = 0; c < count; ++c) out[c] += share * part[c];
+}
+
+float* ThreadFloats(int64_t floats, int64_t more_bytes) {
+  return reinterpret_cast<float*>(ThreadMemory(sizeof(float) * floats + more_bytes));
+}
+
+// gelu(linear(x)) · linear_v(x) of all pairs, packed for linear_1.
+void GateByColumns(const ExpertStep& step, const Pairs& pairs, const PackedPairs& x,
+                   PackedPairs& gated, Parallel& parallel) {
+  const int64_t ffn = step.linear.first.columns;
+  const int64_t groups = static_cast<int64_t>(pairs.groups.size());
+  const int64_t strip = StripOf(ffn, groups, parallel.threads());
+  const int64_t strips = NumStrips(ffn, strip);
+  Workspace workspace;
+  auto* const rows = reinterpret_cast<float*>(workspace.AtLeast(sizeof(float) * pairs.size() * ffn));
+  parallel.For(groups * strips, [&](int64_t i) {
+    const Group& group = pairs.groups[i / strips];
+    const int64_t column = i % strips * strip;
+    const int64_t count = std::min(strip, ffn - column);
+    const int64_t size = group.rows * kMaxStrip;
+    float* const gate = ThreadFloats(2 * size, x.scratch_bytes());
+    float* const up = gate + size;
+    x.Multiply(i / strips, step.linear, column, count, gate, up + size);
+    x.Multiply(i / strips, step.linear_v, column, count, up, up + size);
+    for (int64_t r = 0; r < group.rows; ++r) {
+      BestCompute().gate(gate + r * kMaxStrip, up + r * kMaxStrip, count);
+      memcpy(rows + (group.first + r) * ffn + column, gate + r * kMaxStrip, sizeof(float) * count);
+    }
+  });
+  parallel.For(pairs.size(), [&](int64_t pair) { gated.Pack(pair, rows + pair * ffn); });
+}
+
+// The pairs' products with linear_1, weighted, are added to their rows. Experts ascend, so that a
+// row's sum has its order from the row alone.
+void MixByColumns(const ExpertStep& step, const Pairs& pairs, const PackedPairs& gated,
+                  Parallel& parallel) {
+  const int64_t width = step.linear.first.depth;
+  const int64_t strip = StripOf(width, 1, parallel.threads());
+  parallel.For(NumStrips(width, strip), [&](int64_t i) {
+    const int64_t column = i * strip;
+    const int64_t count = std::min(strip, width - column);
+    for (size_t g = 0; g < pairs.groups.size(); ++g) {
+      const Group& group = pairs.groups[g];
+      const int64_t size = group.rows * kMaxStrip;
+      float* const part = ThreadFloats(size, gated.scratch_bytes());
+      gated.Multiply(g, step.linear_1, column, count, part, part + size);
+      for (int64_t r = 0; r < group.rows; ++r) {
+        AddWeighted(pairs.gate[group.first + r], part + r * kMaxStrip, count,
+                    step.out + pairs.row[group.first + r] * width + column);
+      }
+    }
+  });
+}
+
+// The same two, of few rows: see by_depth.h.
+void GateByDepth(const ExpertStep& step, const Pairs& pairs, const PackedPairs& x,
+                 PackedPairs& gated, Parallel& parallel) {
+  const int64_t ffn = step.linear.first.columns;
+  std::vector<PackedProduct> products;
+  for (size_t g = 0; g < pairs.groups.size(); ++g) {
+    products.push_back(x.Product(g, step.linear));
+    products.push_back(x.Product(g, step.linear_v));
+  }
+  const ProductsByDepth sums(std::move(products), parallel);
+  parallel.For(pairs.size(), [&](int64_t pair) {
+    const int64_t group = pairs.group[pair];
+    const int64_t row = pair - pairs.groups[group].first;
+    float* const gate = ThreadFloats(2 * ffn, 0);
+    sums.FinishRow(2 * group, row, gate);
+    sums.FinishRow(2 * group + 1, row, gate + ffn);
+    BestCompute().gate(gate, gate + ffn, ffn);
+    gated.Pack(pair, gate);
+  });
+}
+
+void MixByDepth(const ExpertStep& step, const Pairs& pairs, const PackedPairs& gated,
+                Parallel& parallel) {
+  const int64_t width = step.linear.first.depth;
+  std::vector<PackedProduct> products;
+  for (size_t g = 0; g < pairs.groups.size(); ++g) products.push_back(gated.Product(g, step.linear_1));
+  const ProductsByDepth sums(std::move(products), parallel);
+  parallel.For(step.rows, [&](int64_t row) {
+    float* const part = ThreadFloats(width, 0);
+    for (const int64_t pair : pairs.of_row[row]) {
+      const int64_t group = pairs.group[pair];
+      sums.FinishRow(group, pair - pairs.groups[group].first, part);
+      AddWeighted(pairs.gate[pair], part, width, step.out + row * width);
+    }
+  });
+}
 
 }  // namespace
-
-int64_t StripOf(int64_t columns, int64_t others, int64_t threads) {
-  int64_t strip = kMaxStrip;
-  while (strip > 64 && Strips(columns, strip) * others < 4 * threads) strip /= 2;
-  return strip;
-}
 
 Counters ReadCounters() { return {expert_rows.load(), weight_bytes.load()}; }
 
 void ComputeExperts(const ExpertStep& step, Parallel& parallel) {
-  const Compute& compute = BestCompute();
   const Pairs pairs(step);
-  const int64_t num_groups = static_cast<int64_t>(pairs.groups.size());
   const int64_t width = step.linear.first.depth;
-  const int64_t ffn = step.linear.first.columns;
-  float* const packed_x = step.scratch;
-  float* const packed_gated = packed_x + static_cast<int64_t>(pairs.row.size()) * width;
   memset(step.out, 0, sizeof(float) * step.rows * width);
-
-  const auto pack = [&](int64_t i) {
-    const Group& group = pairs.groups[i];
-    const float* rows_of[kMaxGroup];
-    for (int64_t r = 0; r < group.rows; ++r) {
-      rows_of[r] = step.x + pairs.row[group.first + r] * width;
-    }
-    compute.pack(rows_of, group.rows, width, packed_x + group.first * width);
-  };
-
-  const int64_t strip = StripOf(ffn, num_groups, parallel.threads());
-  const auto gate = [&](int64_t i) {
-    const Group& group = pairs.groups[i / Strips(ffn, strip)];
-    const int64_t column = i % Strips(ffn, strip) * strip;
-    const int64_t count = std::min(strip, ffn - column);
-    const int64_t size = group.rows * kMaxStrip;
-    float* const gates = ThreadScratch(2 * size + compute.multiply_scratch);
-    float* const scratch = gates + 2 * size;
-    const float* const x = packed_x + group.first * width;
-    compute.multiply(x, group.rows, step.linear.At(group.expert), column, count, gates, kMaxStrip,
-                     scratch);
-    compute.multiply(x, group.rows, step.linear_v.At(group.expert), column, count, gates + size,
-                     kMaxStrip, scratch);
-    compute.gate_and_pack(gates, gates + size, group.rows, column, count, ffn,
-                          packed_gated + group.first * ffn);
-  };
-
-  const int64_t out_strip = StripOf(width, 1, parallel.threads());
-  const auto mix = [&](int64_t i) {
-    const int64_t column = i * out_strip;
-    const int64_t count = std::min(out_strip, width - column);
-    for (const Group& group : pairs.groups) {
-      const int64_t size = group.rows * kMaxStrip;
-      float* const part = ThreadScratch(size + compute.multiply_scratch);
-      compute.multiply(packed_gated + group.first * ffn, group.rows,
-                       step.linear_1.At(group.expert), column, count, part, kMaxStrip,
-                       part + size);
-      // Experts ascend, so that a row's sum has its order from the row alone.
-      for (int64_t r = 0; r < group.rows; ++r) {
-        const float share = pairs.gate[group.first + r];
-        float* const out = step.out + pairs.row[group.first + r] * width + column;
-        for (int64_t c = 0; c < count; ++c) out[c] += share * part[r * kMaxStrip + c];
-      }
-    }
-  };
-
-  parallel.For(num_groups, pack);
-  parallel.For(num_groups * Strips(ffn, strip), gate);
-  parallel.For(Strips(width, out_strip), mix);
-  expert_rows += static_cast<int64_t>(pairs.row.size());
-  weight_bytes += num_groups * (step.linear.Bytes() + step.linear_v.Bytes() + step.linear_1.Bytes());
+  PackedPairs x(pairs, step.linear.first);
+  PackedPairs gated(pairs, step.linear_1.first);
+  parallel.For(pairs.size(), [&](int64_t pair) { x.Pack(pair, step.x + pairs.row[pair] * width); });
+  if (ProductsByDepth::Fits(step.linear.first, pairs.most_rows) &&
+      ProductsByDepth::Fits(step.linear_1.first, pairs.most_rows)) {
+    GateByDepth(step, pairs, x, gated, parallel);
+    MixByDepth(step, pairs, gated, parallel);
+  } else {
+    GateByColumns(step, pairs, x, gated, parallel);
+    MixByColumns(step, pairs, gated, parallel);
+  }
+  expert_rows += pairs.size();
+  const int64_t expert = step.linear.Bytes() + step.linear_v.Bytes() + step.linear_1.Bytes();
+  weight_bytes += static_cast<int64_t>(pairs.groups.size()) * expert;
 }
 
 }  // namespace grok1

@@ -42,7 +42,6 @@ struct ExpertStep {
   Stack linear_v;
   Stack linear_1;
   float* out;
-  float* scratch;  // [rows · selected · (width + ffn size)]
 };
 
 // What was done since the library was loaded; tests read it.
@@ -53,13 +52,6 @@ struct Counters {
 Counters ReadCounters();
 
 void ComputeExperts(const ExpertStep& step, Parallel& parallel);
-
-// The widest strip of columns, of at most kMaxStrip, that gives each thread some tasks.
-int64_t StripOf(int64_t columns, int64_t others, int64_t threads);
-
-// Rows go in equal parts of at most kMaxGroup; where part `part` starts.
-inline int64_t NumParts(int64_t rows) { return (rows + kMaxGroup - 1) / kMaxGroup; }
-inline int64_t PartStart(int64_t rows, int64_t part) { return rows * part / NumParts(rows); }
 
 }  // namespace grok1
 

@@ -1,41 +1,16 @@
 // What XLA calls: arguments are checked here, so that a wrong one is an error and not a crash.
 #include <algorithm>
-#include <cstdlib>
-#include <iterator>
-#include <string_view>
 #include <vector>
 
 #include "compute.h"
 #include "experts.h"
 #include "parallel.h"
+#include "products.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace grok1 {
-
-const Compute& ComputeBase();
-#if defined(__x86_64__)
-const Compute& ComputeAvx2();
-const Compute& ComputeAvx512();
-#endif
-
-// GROK1_NATIVE_KERNELS=base or avx2 takes less than the CPU has: the tests try each.
-const Compute& Choose() {
-#if defined(__x86_64__)
-  const char* const named = std::getenv("GROK1_NATIVE_KERNELS");
-  const std::string_view most = named ? named : "";
-  if (most == "base") return ComputeBase();
-  if (__builtin_cpu_supports("avx512f") && most != "avx2") return ComputeAvx512();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return ComputeAvx2();
-#endif
-  return ComputeBase();
-}
-
-const Compute& BestCompute() {
-  static const Compute& best = Choose();
-  return best;
-}
 
 namespace {
 
@@ -89,13 +64,12 @@ ffi::Error ReadStack(const ffi::AnyBuffer& weight, const ffi::AnyBuffer& scales,
 
 // x [rows, width], experts and gates [rows, selected], valid [rows], layer [], the stacks
 // linear and linear_v [layers, experts, width, ffn size] and linear_1 [layers, experts, ffn size,
-// width] with scales -> out [rows, width], scratch [rows · selected · (width + ffn size)].
+// width] with scales -> out [rows, width].
 ffi::Error Experts(ffi::ThreadPool pool, Floats x, Ints experts, Floats gates,
                    ffi::Buffer<ffi::PRED> valid, Ints layer, ffi::AnyBuffer linear,
                    ffi::AnyBuffer linear_scales, ffi::AnyBuffer linear_v,
                    ffi::AnyBuffer linear_v_scales, ffi::AnyBuffer linear_1,
-                   ffi::AnyBuffer linear_1_scales, ffi::Result<Floats> out,
-                   ffi::Result<Floats> scratch) {
+                   ffi::AnyBuffer linear_1_scales, ffi::Result<Floats> out) {
   GROK1_CHECK(x.dimensions().size() == 2 && experts.dimensions().size() == 2);
   GROK1_CHECK(layer.element_count() == 1);
   ExpertStep step;
@@ -115,39 +89,25 @@ ffi::Error Experts(ffi::ThreadPool pool, Floats x, Ints experts, Floats gates,
   GROK1_CHECK(experts.dimensions()[0] == step.rows && gates.dimensions() == experts.dimensions());
   GROK1_CHECK(static_cast<int64_t>(valid.element_count()) == step.rows);
   GROK1_CHECK(out->dimensions() == x.dimensions());
-  const int64_t floats = step.rows * step.selected * (width + ffn);
-  GROK1_CHECK(static_cast<int64_t>(scratch->element_count()) >= floats);
   step.x = x.typed_data();
   step.experts = experts.typed_data();
   step.gates = gates.typed_data();
   step.valid = valid.typed_data();
   step.out = out->typed_data();
-  step.scratch = scratch->typed_data();
   Parallel parallel(pool);
   ComputeExperts(step, parallel);
   return ffi::Error::Success();
 }
 
-// One of the products that share their left side.
-struct Product {
-  Matrix weight;
-  float* out;
-  int64_t first_task;
-  int64_t strip;
-};
-
 // x [rows, depth], layer [], then for each product a stack [layers, depth, columns] (transposed:
-// [layers, columns, depth]) and its scales -> scratch [rows · depth], then each [rows, columns].
-ffi::Error Products(ffi::ThreadPool pool, Floats x, Ints layer, ffi::RemainingArgs weights,
-                    ffi::Result<Floats> scratch, ffi::RemainingRets outs, bool transposed) {
+// [layers, columns, depth]) and its scales -> each [rows, columns].
+ffi::Error ProductsOf(ffi::ThreadPool pool, Floats x, Ints layer, ffi::RemainingArgs weights,
+                      ffi::RemainingRets outs, bool transposed) {
   GROK1_CHECK(x.dimensions().size() == 2 && layer.element_count() == 1);
   GROK1_CHECK(weights.size() == 2 * outs.size());
   const int64_t rows = x.dimensions()[0];
   const int64_t depth = x.dimensions()[1];
-  GROK1_CHECK(static_cast<int64_t>(scratch->element_count()) >= rows * depth);
-  Parallel parallel(pool);
   std::vector<Product> products;
-  int64_t strips = 0;
   for (size_t i = 0; i < outs.size(); ++i) {
     const auto weight = weights.get<ffi::AnyBuffer>(2 * i);
     const auto scales = weights.get<ffi::AnyBuffer>(2 * i + 1);
@@ -156,36 +116,13 @@ ffi::Error Products(ffi::ThreadPool pool, Floats x, Ints layer, ffi::RemainingAr
     GROK1_CHECK(weight->dimensions().size() == 3);
     Stack stack;
     GROK1_RETURN_IF_ERROR(ReadStack(*weight, *scales, layer.typed_data()[0], transposed, stack));
-    const int64_t columns = stack.first.columns;
     GROK1_CHECK(stack.first.depth == depth && (*out)->dimensions().size() == 2);
-    GROK1_CHECK((*out)->dimensions()[0] == rows && (*out)->dimensions()[1] == columns);
-    const int64_t strip = StripOf(columns, NumParts(rows), parallel.threads());
-    products.push_back({stack.first, (*out)->typed_data(), strips, strip});
-    strips += (columns + strip - 1) / strip;
+    GROK1_CHECK((*out)->dimensions()[0] == rows);
+    GROK1_CHECK((*out)->dimensions()[1] == stack.first.columns);
+    products.push_back({stack.first, (*out)->typed_data()});
   }
-  const Compute& compute = BestCompute();
-  const int64_t parts = NumParts(rows);
-  float* const packed = scratch->typed_data();
-  parallel.For(parts, [&](int64_t part) {
-    const int64_t first = PartStart(rows, part);
-    const int64_t height = PartStart(rows, part + 1) - first;
-    const float* rows_of[kMaxGroup];
-    for (int64_t r = 0; r < height; ++r) rows_of[r] = x.typed_data() + (first + r) * depth;
-    compute.pack(rows_of, height, depth, packed + first * depth);
-  });
-  parallel.For(parts * strips, [&](int64_t task) {
-    const int64_t first = PartStart(rows, task % parts);
-    const int64_t height = PartStart(rows, task % parts + 1) - first;
-    const auto later = [&](int64_t value, const Product& p) { return value < p.first_task; };
-    const auto next = std::upper_bound(products.begin(), products.end(), task / parts, later);
-    const Product& product = *std::prev(next);
-    const int64_t column = (task / parts - product.first_task) * product.strip;
-    const int64_t columns = product.weight.columns;
-    compute.multiply(packed + first * depth, height, product.weight, column,
-                     std::min(product.strip, columns - column),
-                     product.out + first * columns + column, columns,
-                     ThreadScratch(compute.multiply_scratch));
-  });
+  Parallel parallel(pool);
+  ComputeProducts(x.typed_data(), rows, products, parallel);
   return ffi::Error::Success();
 }
 
@@ -281,16 +218,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Experts, grok1::Experts,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Ret<grok1::Floats>()
                                   .Ret<grok1::Floats>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Products, grok1::Products,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Products, grok1::ProductsOf,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<grok1::Floats>()
                                   .Arg<grok1::Ints>()
                                   .RemainingArgs()
-                                  .Ret<grok1::Floats>()
                                   .RemainingRets()
                                   .Attr<bool>("transposed"));
 

@@ -80,16 +80,18 @@ struct Tiles {
 int64_t NumBlocks(int64_t rows) { return (rows + kMaxRows - 1) / kMaxRows; }
 int64_t BlockStart(int64_t rows, int64_t block) { return rows * block / NumBlocks(rows); }
 
+// Row `row` of `rows` to where its block has it: a block of `height` rows is [depth, height].
+void PackRow(const float* x, int64_t row, int64_t rows, int64_t depth, float* packed) {
+  int64_t block = 0;
+  while (BlockStart(rows, block + 1) <= row) ++block;
+  const int64_t first = BlockStart(rows, block);
+  const int64_t height = BlockStart(rows, block + 1) - first;
+  float* const to = packed + first * depth + row - first;
+  for (int64_t d = 0; d < depth; ++d) to[d * height] = x[d];
+}
+
 void Pack(const float* const* rows_of, int64_t rows, int64_t depth, float* packed) {
-  for (int64_t block = 0; block < NumBlocks(rows); ++block) {
-    const int64_t first = BlockStart(rows, block);
-    const int64_t height = BlockStart(rows, block + 1) - first;
-    float* to = packed + first * depth;
-    for (int64_t m = 0; m < height; ++m) {
-      const float* from = rows_of[first + m];
-      for (int64_t d = 0; d < depth; ++d) to[d * height + m] = from[d];
-    }
-  }
+  for (int64_t r = 0; r < rows; ++r) PackRow(rows_of[r], r, rows, depth, packed);
 }
 
 // Columns `column` to `column + width` (at most kPanel) of rows `row`... as floats, 0 beyond.
