@@ -59,6 +59,7 @@ double Int8Products() {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   } config;
   alignas(64) static const int8_t ones[1024] = {1};
+  asm volatile("" : : "r"(&config) : "memory");  // GCC 12 lets the next line read 8 bytes only
   _tile_loadconfig(&config);
   _tile_loadd(4, ones, 64);
   _tile_loadd(5, ones, 64);

@@ -8,15 +8,25 @@ they do when Triton sends them: continuous batching, pages, the sampler, events 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).with_name("peers")))
+from peers.worker import decode_window, prompts, reserve_output, serve
 
-from worker import decode_window, prompts, reserve_output, serve
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """What a batch of requests gave."""
+
+    times: list[list[float]]
+    """When each token of each request came."""
+    first_tokens: list[int]
+    """Of each request, in the order in which they came."""
+    expert_bytes: int
+    """Of experts, read in the window of `decode_window`."""
 
 
 def main() -> None:
@@ -32,21 +42,19 @@ def main() -> None:
     engine = build_engine(directory, progress=lambda line: print(line, file=sys.stderr))
     count = 0
 
-    def run(batch: list[list[int]], tokens: int) -> tuple[list[list[float]], int]:
-        """Generates so many tokens for each prompt.
-
-        Returns:
-          When each token came; bytes of experts read from when the last request had its first
-          token to when the first had its last, which is the window of `decode_window`.
-        """
+    def run(batch: list[list[int]], tokens: int) -> Generated:
+        """Generates so many tokens for each prompt."""
         nonlocal count
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=0)
         times: list[list[float]] = [[] for _ in batch]
+        first_tokens: list[int] = []
         read: list[int] = []  # expert bytes, at the start and the end of the window
         errors: list[Exception] = []
         ended = threading.Semaphore(0)
 
         def take(event: TokenEvent, came: list[float]) -> None:
+            if not came:
+                first_tokens.append(event.token_ids[0])
             came += [time.perf_counter()] * len(event.token_ids)
             if event.error is not None:
                 errors.append(event.error)
@@ -66,7 +74,7 @@ def main() -> None:
             ended.acquire()
         if errors:
             raise errors[0]
-        return times, read[1] - read[0]
+        return Generated(times, first_tokens, read[1] - read[0])
 
     def expert_bytes() -> int:
         return native.counters()[1] if native.available(directory.runner.dtype) else 0
@@ -74,14 +82,15 @@ def main() -> None:
     def prefill(tokens: int, seed: int) -> dict[str, Any]:
         batch = prompts(seed, 1, tokens, config.vocab_size)
         began = time.perf_counter()
-        ((first,),), _ = run(batch, 1)
-        return {"tokens": tokens, "seconds": first - began}
+        found = run(batch, 1)
+        (first,), (token,) = found.times[0], found.first_tokens
+        return {"tokens": tokens, "seconds": first - began, "first_token": token}
 
     def decode(requests: int, prompt: int, tokens: int, seed: int) -> dict[str, Any]:
-        times, read = run(prompts(seed, requests, prompt, config.vocab_size), tokens)
-        window = decode_window(times)
+        found = run(prompts(seed, requests, prompt, config.vocab_size), tokens)
+        window = decode_window(found.times)
         steps = window["tokens"] / requests
-        return {**window, "expert_bytes_per_step": read / steps}
+        return {**window, "expert_bytes_per_step": found.expert_bytes / steps}
 
     versions = {"jax": jax.__version__}
     serve(send, {"prefill": prefill, "decode": decode}, versions)

@@ -123,7 +123,10 @@ class Bench:
                         ours,
                         case.peers,
                         floor=case.tokens / work.least_seconds(self.rates),
-                        details={"float32_flop": work.float32_flop},
+                        details={
+                            "float32_flop": work.float32_flop,
+                            "first_tokens": _first_tokens(samples),
+                        },
                     )
                 )
         return rows
@@ -190,6 +193,15 @@ class Bench:
             "startup": self.startup,
             "scale": self.scale,
         }
+
+
+def _first_tokens(samples: dict[str, list[dict[str, float]]]) -> dict[str, list[float]]:
+    """Of the engines that compute the same model: they should agree."""
+    return {
+        engine: [sample["first_token"] for sample in taken]
+        for engine, taken in samples.items()
+        if all("first_token" in sample for sample in taken)
+    }
 
 
 def _requests(count: int) -> str:

@@ -51,7 +51,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, **(environment or {})},
-                start_new_session=True,  # a group, to be stopped as a whole
+                process_group=0,  # a group of its own, to be stopped as a whole
             )
         try:
             self.versions: dict[str, str] = self._answer()["ready"]

@@ -40,6 +40,10 @@ if [ ! -d "$source" ]; then
     mkdir "$source.part"
     tar --extract --strip-components 1 --directory "$source.part" \
         --file "$directory/llama.cpp/llama_cpp_python-$LLAMA_CPP_PYTHON.tar.gz"
+    # GCC before 13 believes that _tile_loadconfig reads 8 bytes, and drops the writes of the rest:
+    # on processors with AMX the model would crash.
+    sed -i 's/_tile_loadconfig(&tc);/asm volatile("" : : "r"(\&tc) : "memory"); &/' \
+        "$source.part/vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp"
     mv "$source.part" "$source"
 fi
 build=$directory/llama.cpp/build

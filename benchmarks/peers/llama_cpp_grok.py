@@ -1,6 +1,6 @@
 """llama.cpp with its Grok architecture, by its own batch interface, so that it decodes as it can.
 
-Run by `run.py` with the Python of llama.cpp's environment: `llama_cpp_grok.py MODEL.gguf VERSION`.
+Run by `run.py` with the Python of llama.cpp's environment: `llama_cpp_grok.py MODEL.gguf`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOGICAL_CHUNK = 512
 
 
 def main() -> None:
-    model_file, version = sys.argv[1:]
+    (model_file,) = sys.argv[1:]
     send = reserve_output()
     import llama_cpp as llama
     import numpy as np
@@ -77,8 +77,8 @@ def main() -> None:
         (prompt,) = prompts(seed, 1, tokens, vocab_size)
         held = cleared(1)
         began = time.perf_counter()
-        read_prompt(held, 0, prompt)
-        return {"tokens": tokens, "seconds": time.perf_counter() - began}
+        first = read_prompt(held, 0, prompt)
+        return {"tokens": tokens, "seconds": time.perf_counter() - began, "first_token": first}
 
     def decode(requests: int, prompt: int, tokens: int, seed: int) -> dict[str, Any]:
         held = cleared(requests)
@@ -91,7 +91,7 @@ def main() -> None:
             times.append(time.perf_counter())
         return decode_window([times] * requests)
 
-    serve(send, {"prefill": prefill, "decode": decode}, {"llama-cpp-python": version})
+    serve(send, {"prefill": prefill, "decode": decode}, {"llama-cpp-python": llama.__version__})
 
 
 if __name__ == "__main__":
