@@ -27,12 +27,17 @@ SERVE_OPTIONS = $(call option,model,MODEL) $(call option,slots,SLOTS) \
 	$(call option,grpc-port,GRPC_PORT) $(call option,metrics-port,METRICS_PORT) \
 	$(call option,log-level,LOG_LEVEL)
 
+# Options of `make bench`: where benchmarks/peers/install.sh put other engines, rounds to measure.
+PEERS ?=
+ROUNDS ?=
+BENCH_OPTIONS = $(call option,peers,PEERS) $(call option,rounds,ROUNDS)
+
 # A test that hangs is ended and shows where it was.
 PYTEST = -m pytest --timeout=600 $(PYTEST_OPTIONS)
 # What a newer JAX or NumPy could break; the local tritonserver does not run with them.
 NEWEST_TESTS = $(wildcard $(addprefix tests/,checkpoint engine kernels model text training))
 
-.PHONY: help serve install test test-fast test-newest lint lock clean
+.PHONY: help serve install test test-fast test-newest lint bench lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -57,6 +62,11 @@ lint: $(VENV)/.installed-test  ## lint, format and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/hadolint Dockerfile
+
+bench: $(VENV)/bin/perf_analyzer $(VENV)/.installed-bench  ## measure and write docs/performance.md (PEERS= ROUNDS=)
+	JAX_PLATFORMS=cpu $(VENV)/bin/python benchmarks/run.py $(BENCH_OPTIONS); measured=$$?; \
+		$(VENV)/bin/python benchmarks/report.py && $(VENV)/bin/python benchmarks/plots.py && \
+		exit $$measured
 
 lock:  ## make the locks anew from requirements/*.in (needs uv)
 	$(call compile,serve,3.11)

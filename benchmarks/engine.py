@@ -5,20 +5,19 @@
 * the time to the first token of a prompt whose beginning is known, against an unknown one;
 * the time of a decode step by active slots, against one slot.
 
-    python benchmarks/engine.py [--model DIR] [--rounds N] [--json FILE]
+    python benchmarks/engine.py [--model DIR] [--rounds N]
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import queue
-import statistics
 import time
 from pathlib import Path
 
 import numpy as np
+from results import ROOT, Row
 
 from grok1_backend.engine.build import ModelDirectory, build_runner
 from grok1_backend.engine.engine import Engine
@@ -26,25 +25,13 @@ from grok1_backend.engine.requests import GenerationRequest, SamplingParams, Tok
 from grok1_backend.engine.runner import ModelRunner
 from grok1_backend.engine.settings import EngineSettings
 
-ROOT = Path(__file__).resolve().parents[1]
 LONG_PROMPT = 2048
 RUNNING_STREAMS = 3
 ENGINE = EngineSettings()
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One comparison; `ratio` is `ours` over `without`."""
-
-    name: str
-    ours: float
-    without: float
-    unit: str
-    samples: list[float]
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.without
+WITHOUT = "without"
+"""What a row's other figure is named."""
 
 
 class Stream:
@@ -94,7 +81,8 @@ def kv_bytes(runner: ModelRunner, tokens: int = 150) -> Row:
         while not stream.events.qsize() or stream.events.get().finish_reason is None:
             held = max(held, engine.stats().pages_used)
     ours = held * runner.page_size * position
-    return Row(f"KV bytes, {tokens} tokens", ours, config.sequence_len * position, "bytes", [ours])
+    whole = config.sequence_len * position
+    return compared(f"KV bytes, {tokens} tokens", "bytes", [ours], [whole])
 
 
 def longest_gap(engine: Engine, rng: np.random.Generator, vocab_size: int) -> float:
@@ -134,17 +122,8 @@ def inter_token_gap(runner: ModelRunner, rounds: int) -> list[Row]:
             alone.wait()
             gaps = np.diff(alone.times[1:])
             quiet.append(float(gaps.max()))
-    base = statistics.median(quiet)
-    return [
-        Row(
-            f"longest gap, {LONG_PROMPT}-token prompt in chunks of {size}",
-            statistics.median(samples),
-            base,
-            "s",
-            samples,
-        )
-        for size, samples in chunked.items()
-    ]
+    name = f"longest gap, {LONG_PROMPT}-token prompt in chunks of"
+    return [compared(f"{name} {size}", "s", samples, quiet) for size, samples in chunked.items()]
 
 
 def prefix_reuse(runner: ModelRunner, rounds: int) -> Row:
@@ -163,7 +142,7 @@ def prefix_reuse(runner: ModelRunner, rounds: int) -> Row:
                 stream = Stream(engine, beginning + random_prompt(rng, 16, vocab_size), 1)
                 samples.append(stream.wait_for_first())
     name = f"time to first token, {LONG_PROMPT} of {LONG_PROMPT + 16} known"
-    return Row(name, statistics.median(known), statistics.median(new), "s", known)
+    return compared(name, "s", known, new)
 
 
 def decode_steps(runner: ModelRunner, rounds: int) -> list[Row]:
@@ -180,34 +159,38 @@ def decode_steps(runner: ModelRunner, rounds: int) -> list[Row]:
                 start = max(stream.times[0] for stream in streams)
                 times = sorted(t for stream in streams for t in stream.times if t >= start)
                 seconds.append((times[-1] - start) / (len(times) / rows))
-    one = statistics.median(samples[runner.settings.decode_rows[0]])
+    one = samples[runner.settings.decode_rows[0]]
     return [
-        Row(f"decode step, {rows} slots", statistics.median(seconds), one, "s", seconds)
+        compared(f"decode step, {rows} slots", "s", seconds, one)
         for rows, seconds in samples.items()
     ]
 
 
-def main() -> None:
-    """Prints a table, and writes the samples."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=ROOT / "embedded_model")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    directory = ModelDirectory.read(arguments.model)
-    runner = build_runner(directory, print)
-    rounds = arguments.rounds
-    rows = [
+def compared(name: str, unit: str, ours: list[float], without: list[float]) -> Row:
+    """A row whose ratio is ours over the same engine without the part."""
+    return Row(name=name, unit=unit, ours=ours, peers={WITHOUT: without})
+
+
+def measure(model: Path, rounds: int) -> list[Row]:
+    """All rows, of the model in a directory."""
+    runner = build_runner(ModelDirectory.read(model), lambda _: None)
+    return [
         kv_bytes(runner),
         *inter_token_gap(runner, rounds),
         prefix_reuse(runner, rounds),
         *decode_steps(runner, rounds),
     ]
-    for row in rows:
-        print(f"{row.name:52s} {row.ours:12.6g} {row.unit:5s} {row.ratio:8.3f} x")
-    if arguments.json:
-        table = [dataclasses.asdict(row) | {"ratio": row.ratio} for row in rows]
-        arguments.json.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Prints a table; `run.py` writes the samples."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=ROOT / "embedded_model")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    for row in measure(arguments.model, arguments.rounds):
+        found = row.record()
+        print(f"{row.name:52s} {found['ours']:12.6g} {row.unit:5s} {found['ratio']:8.3f} x")
 
 
 if __name__ == "__main__":

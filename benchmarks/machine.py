@@ -34,7 +34,7 @@ class Rates:
     """The best rates seen so far; `measure` is called now and then during a run."""
 
     def __init__(self, folder: Path) -> None:
-        """Builds the C++ part in a folder."""
+        """Builds the C++ part in a folder, and takes a first sample."""
         folder.mkdir(parents=True, exist_ok=True)
         self._program = folder / "machine"
         flags = ["-O3", "-march=native", "-std=c++17", "-pthread"]
@@ -47,6 +47,7 @@ class Rates:
             name: [] for name in ("bytes_per_s", "float32_flop_per_s", "int8_op_per_s")
         }
         self.int8_instruction = ""
+        self.measure()
 
     def measure(self) -> None:
         """Adds a sample of each rate; takes about 2 s."""

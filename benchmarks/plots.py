@@ -1,6 +1,5 @@
-"""Draws the figures of docs/performance.md from `benchmarks/results/engine.json`.
+"""Draws the figures of docs/performance.md from `benchmarks/results/*.json`.
 
-    python benchmarks/engine.py --json benchmarks/results/engine.json
     python benchmarks/plots.py
 
 Needs matplotlib: `pip install --require-hashes -r requirements/bench.txt`.
@@ -8,7 +7,7 @@ Needs matplotlib: `pip install --require-hashes -r requirements/bench.txt`.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +15,89 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from report import Record, load
+from results import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "engine.json"
-TARGET = ROOT / "docs" / "images" / "engine.svg"
+IMAGES = ROOT / "docs" / "images"
+OURS, FLOOR = "#4c78a8", "#e45756"
+PEERS = {"llama.cpp F32": "#bab0ac", "llama.cpp Q8_0": "#79706e", "vLLM Mixtral F32": "#f2cf5b"}
 
 
-def bars(axes: Any, rows: list[dict[str, Any]], cut: str, title: str) -> None:
+def engines(axes: Any, rows: Sequence[Record], cut: str, title: str) -> None:
+    """A group of bars for each row: ours and the peers, with a line at the floor."""
+    place, ticks = 0.0, []
+    for row in rows:
+        bars = {"ours": row["ours"], **row.get("peers", {})}
+        for i, (name, value) in enumerate(bars.items()):
+            drawn = axes.barh(place + i, value, color=PEERS.get(name, OURS), label=name)
+            axes.bar_label(drawn, fmt="%.0f", padding=3, fontsize=8)
+        ends = place - 0.5, place + len(bars) - 0.5
+        axes.plot([row["floor"]] * 2, ends, color=FLOOR, label="floor")
+        ticks.append((sum(ends) / 2, row["name"].removeprefix(cut)))
+        place += len(bars) + 0.6
+    axes.set_yticks([tick for tick, _ in ticks], [name for _, name in ticks])
+    axes.set_title(title, loc="left")
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+
+
+def against_others(runs: Mapping[str, Any]) -> Any:
+    """Decode and prefill beside the peers and the floor."""
+    figure, panels = plt.subplots(1, 2, figsize=(12, 5))
+    for axes, part in zip(panels, ("decode", "prefill"), strict=True):
+        engines(axes, runs[part]["rows"], f"{part}, ", f"{part}, tokens/s")
+    labels: dict[str, Any] = {}
+    for axes in panels:
+        handles, names = axes.get_legend_handles_labels()
+        labels |= dict(zip(names, handles, strict=True))
+    figure.legend(labels.values(), labels.keys(), loc="lower center", ncols=len(labels))
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    return figure
+
+
+def bars(axes: Any, rows: Sequence[Record], cut: str, title: str) -> None:
     """One bar for each row's ratio; `cut` is what all names begin with."""
     names = [row["name"].removeprefix(cut).strip() for row in rows]
-    drawn = axes.barh(names, [row["ratio"] for row in rows], color="#4c78a8")
+    drawn = axes.barh(names, [row["ratio"] for row in rows], color=OURS)
     axes.bar_label(drawn, fmt="%.2f x", padding=3)
     axes.set_title(title, loc="left")
     axes.margins(x=0.2)
     axes.invert_yaxis()
 
 
-def main() -> None:
-    """Writes the figure."""
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))
+def engine_parts(runs: Mapping[str, Any]) -> Any:
+    """Decode steps by slots, and token gaps under a long prompt."""
+    rows = runs["engine"]["rows"]
     decode = [row for row in rows if row["name"].startswith("decode step")]
     gaps = [row for row in rows if row["name"].startswith("longest gap")]
-    plt.rcParams["svg.hashsalt"] = "grok1"  # the same data give the same file
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 2.6))
     bars(left, decode, "decode step,", "time of a decode step, against one slot")
     bars(right, gaps, "longest gap,", "longest token gap, against no long prompt")
     figure.tight_layout()
-    TARGET.parent.mkdir(exist_ok=True)
-    figure.savefig(TARGET, metadata={"Date": None})
+    return figure
+
+
+FIGURES = {
+    "bench": (against_others, ("decode", "prefill")),
+    "engine": (engine_parts, ("engine",)),
+}
+"""Name of a figure to what draws it and the parts that it needs."""
+
+
+def main() -> None:
+    """Writes the figures whose results are there."""
+    runs = load()
+    plt.rcParams["svg.hashsalt"] = "grok1"  # the same data give the same file
+    IMAGES.mkdir(exist_ok=True)
+    for name, (draw, needed) in FIGURES.items():
+        if all(part in runs for part in needed):
+            save(draw(runs), IMAGES / f"{name}.svg")
+
+
+def save(figure: Any, path: Path) -> None:
+    """The file of a figure, without the time of day."""
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 if __name__ == "__main__":

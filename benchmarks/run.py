@@ -23,6 +23,7 @@ from machine import Rates, describe
 from results import RESULTS, ROOT, Row, Run
 
 CORES = 2
+SAMPLER_ROUNDS = 30
 FOLDER = ROOT / ".cache" / "bench"
 
 
@@ -177,6 +178,16 @@ class Bench:
         found = startup.measure(ROOT / "embedded_model", self.rounds)
         return [Row(name=row.name, unit=row.unit, ours=row.samples) for row in found]
 
+    def engine(self) -> list[Row]:
+        import engine
+
+        return engine.measure(ROOT / "embedded_model", self.rounds)
+
+    def sampler(self) -> list[Row]:
+        import sampler
+
+        return sampler.measure(SAMPLER_ROUNDS)
+
     def scale(self) -> list[Row]:
         import scale
 
@@ -191,6 +202,8 @@ class Bench:
             "first_token": self.first_token,
             "serving": self.serving,
             "startup": self.startup,
+            "engine": self.engine,
+            "sampler": self.sampler,
             "scale": self.scale,
         }
 

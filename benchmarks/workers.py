@@ -36,7 +36,7 @@ class Worker:
         Args:
           log: where its standard error goes.
           environment: variables beside ours.
-          timeout: seconds that loading, and later a command, may take.
+          timeout: seconds that loading, and later each command, may take.
 
         Raises:
           WorkerError: it ended, or was not ready in time.
@@ -60,8 +60,15 @@ class Worker:
             raise
         self._pause()
 
-    def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, name: str, *, timeout: float | None = None, **arguments: Any) -> dict[str, Any]:
         """Has the engine run one command while nothing else does.
+
+        Args:
+          timeout: seconds that it may take; None: as loading.
 
         Raises:
           WorkerError: it failed, ended, or did not answer in time.
@@ -71,7 +78,7 @@ class Worker:
         try:
             self._process.stdin.write(json.dumps({"call": name, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
-            answer = self._answer()
+            answer = self._answer(timeout)
         except BrokenPipeError:
             raise self._failed("has ended") from None
         self._pause()
@@ -100,16 +107,17 @@ class Worker:
     ) -> None:
         self.close()
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, timeout: float | None = None) -> dict[str, Any]:
         """The next line of the process."""
         assert self._process.stdout is not None
-        end = time.monotonic() + self._timeout
+        seconds = self._timeout if timeout is None else timeout
+        end = time.monotonic() + seconds
         line = b""
         with selectors.DefaultSelector() as ready:
             ready.register(self._process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
                 if not ready.select(end - time.monotonic()):
-                    raise self._failed(f"did not answer in {self._timeout:g} s")
+                    raise self._failed(f"did not answer in {seconds:g} s")
                 part = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not part:
                     raise self._failed("has ended")
