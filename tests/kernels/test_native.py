@@ -23,7 +23,6 @@ from grok1_backend.model.quantization import (
     LayerSlice,
     QuantizedWeight8bit,
     Weight,
-    product_transposed,
     products,
     quantize,
 )
@@ -142,15 +141,6 @@ def test_products_equal_numpy(groups: int, rows: int) -> None:
     weights = [layer_of((LAYERS, WIDTH, n), groups, n) for n in (1, 16, 50, 777)]
     for ours, weight in zip(products(jnp.asarray(x), weights), weights, strict=True):
         np.testing.assert_allclose(ours, x @ dense(weight), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [1, 9, 40])
-@pytest.mark.parametrize(("depth", "columns"), [(64, 333), (300, 40), (1000, 7)])
-def test_transposed_product_equals_numpy(rows: int, depth: int, columns: int) -> None:
-    x, weight = random(rows, depth), random(columns, depth, seed=1)
-    table = LayerSlice(jnp.asarray(weight[None]), jnp.int32(0))
-    ours = product_transposed(jnp.asarray(x), table)
-    np.testing.assert_allclose(ours, x @ weight.T, rtol=0, atol=1e-5 * depth**0.5)
 
 
 CONFIG = GrokConfig(
@@ -300,8 +290,9 @@ x = jnp.asarray(rng.standard_normal((20, 64), np.float32))
 experts = jnp.asarray(rng.integers(0, 4, (20, 2), np.int32))
 stacks = stack(1, 4, 64, 88), stack(1, 4, 64, 88), stack(1, 4, 88, 64)
 mixed = native.experts(x, experts, jnp.ones((20, 2)), jnp.ones(20, bool), *stacks)
-table = native.Stack(jnp.asarray(rng.standard_normal((1, 99, 64), np.float32)), None, layer)
-logits = native.products(x, [table], transposed=True)[0]
+logits = native.table_product(x, rng.standard_normal((99, 64), np.float32), None)
+quantized = jnp.asarray(rng.integers(-127, 128, (99, 64), np.int8))
+rounded = native.table_product(x, quantized, jnp.full(99, 0.002))
 keys, values = (jnp.asarray(rng.standard_normal((1, 9, 8, 2, 16), np.float32)) for _ in range(2))
 queries = jnp.asarray(rng.standard_normal((1, 20, 8, 16), np.float32))
 table = jnp.arange(9, dtype=jnp.int32)[None]
@@ -310,7 +301,7 @@ lengths = jnp.array([20], jnp.int32)
 attended = native.attention(
     queries, keys, values, layer, table, positions, lengths, multiplier=0.3, cap=30.0
 )
-print(json.dumps([np.asarray(a).ravel().tolist() for a in (mixed, logits, attended)]))
+print(json.dumps([np.asarray(a).ravel().tolist() for a in (mixed, logits, rounded, attended)]))
 """
 
 

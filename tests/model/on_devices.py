@@ -31,7 +31,8 @@ from grok1_backend.engine.sampler import Variant
 from grok1_backend.kernels import native
 from grok1_backend.model import steps
 from grok1_backend.model.config import GrokConfig, load_config
-from grok1_backend.model.parameters import leaves, place_parameters
+from grok1_backend.model.embedding import quantize_table
+from grok1_backend.model.parameters import EMBEDDING, leaves, place_parameters
 from grok1_backend.model.partition import create_mesh, layout, scales_layout, stack_sharding
 from grok1_backend.model.quantization import QuantizedWeight8bit, quantize
 
@@ -50,10 +51,14 @@ def prompts() -> list[np.ndarray[Any, Any]]:
 class Steps:
     """The step functions on a (data, model) mesh, each data row with its own pages."""
 
-    def __init__(self, named: dict[str, Any], shape: tuple[int, int]) -> None:
+    def __init__(
+        self, named: dict[str, Any], shape: tuple[int, int], int8_embedding: bool = False
+    ) -> None:
         config = golden_config()
         mesh = create_mesh(shape)
         self.parameters = place_parameters(named, config, mesh)
+        if int8_embedding:
+            self.parameters[EMBEDDING] = quantize_table(self.parameters[EMBEDDING])
         width = config.sequence_len // PAGE
         self.pool = steps.pool_creator(config, mesh, ROWS * width, PAGE, jnp.float32)()
         own = np.arange(ROWS)[:, None] % (ROWS // shape[0])  # page ids count from 0 in each row
@@ -106,6 +111,13 @@ def eight_groups() -> dict[str, float]:
     native.available = kernels
     one = logits[1]
     return {str(n): float(np.linalg.norm(logits[n] - one) / np.linalg.norm(one)) for n in (2, 4, 8)}
+
+
+def int8_embedding(named: dict[str, Any]) -> dict[str, float]:
+    """Logits with the embedding in int8: the relative distance of n shards from 1."""
+    logits = {shards: Steps(named, (1, shards), True).prefill() for shards in (1, 2, 8)}
+    one = logits[1]
+    return {str(n): float(np.linalg.norm(logits[n] - one) / np.linalg.norm(one)) for n in (2, 8)}
 
 
 def abstract_parameters(config: GrokConfig, mesh: Mesh) -> dict[str, Any]:
@@ -206,6 +218,7 @@ def one_process() -> dict[str, Any]:
     return {
         "tokens": tokens_on_meshes(named),
         "groups": eight_groups(),
+        "int8 embedding": int8_embedding(named),
         "decode": collectives(decode),
         "sample": collectives(small.sample(4)),
         "arguments": len(jax.tree.leaves(small.arguments.decode(4))),

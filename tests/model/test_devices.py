@@ -75,6 +75,12 @@ def test_eight_groups_of_scales_on_any_number_of_shards(found: Any, shards: str)
     assert found["groups"][shards] < 1e-4
 
 
+@pytest.mark.parametrize("shards", ["2", "8"])
+def test_an_int8_embedding_on_any_number_of_shards(found: Any, shards: str) -> None:
+    """Each shard rounds its own rows, which no other has any part in."""
+    assert found["int8 embedding"][shards] < 1e-4
+
+
 def test_collectives_of_a_decode_step(found: Any) -> None:
     """One all-reduce for the embedding; two in the loop over layers; one gather to sample."""
     decode = dict(found["decode"])

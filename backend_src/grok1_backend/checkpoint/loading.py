@@ -27,7 +27,8 @@ from grok1_backend.checkpoint.checkpoint import open_checkpoint
 from grok1_backend.checkpoint.progress import Progress
 from grok1_backend.checkpoint.reading import Box, Target, bands, hull, sizes
 from grok1_backend.model.config import GrokConfig
-from grok1_backend.model.parameters import Leaf, Parameters, leaves
+from grok1_backend.model.embedding import EmbeddingTable, quantize_table
+from grok1_backend.model.parameters import EMBEDDING, Leaf, Parameters, leaves
 from grok1_backend.model.partition import (
     Layout,
     layout,
@@ -49,6 +50,7 @@ def load_parameters(
     mesh: Mesh,
     progress: Progress | None = None,
     *,
+    int8_embedding: bool = False,
     run_bytes: int | None = None,
 ) -> Parameters:
     """Loads a checkpoint of either format onto a mesh.
@@ -56,6 +58,7 @@ def load_parameters(
     Args:
       path: the checkpoint's directory.
       progress: called with the bytes read so far by this process, and all it will read.
+      int8_embedding: round the embedding to int8 as soon as it is read.
       run_bytes: how much of a stack is in flight at a time, at least one layer; by default
         `RUN_BYTES`, and on CPU all of it.
 
@@ -68,13 +71,18 @@ def load_parameters(
         run_bytes = sys.maxsize if mesh.devices.flat[0].platform == "cpu" else RUN_BYTES
     runs = [run for stack in stacks for run in stack.runs(run_bytes)]
     arrays: dict[_Stack, jax.Array] = {}
+    table: EmbeddingTable | None = None
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
             for run, piece in _pieces(runs, pool, progress):
                 arrays[run.stack] = run.put_in(arrays.get(run.stack), piece)
+                if int8_embedding and run.stack.name == EMBEDDING:
+                    del piece
+                    table = quantize_table(arrays.pop(run.stack))
         finally:
             pool.shutdown(cancel_futures=True)
-    return _parameters(arrays)
+    parameters = _parameters(arrays)
+    return parameters if table is None else {**parameters, EMBEDDING: table}
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,7 +73,11 @@ def build_runner(directory: ModelDirectory, progress: Progress) -> ModelRunner:
     shards = settings.model_shards or len(jax.devices())
     mesh = create_mesh((1, shards))
     parameters = load_parameters(
-        directory.path, directory.config, mesh, ProgressLog("loading parameters", progress)
+        directory.path,
+        directory.config,
+        mesh,
+        ProgressLog("loading parameters", progress),
+        int8_embedding=settings.embedding == "int8",
     )
     settings = size_pool(directory.config, settings, parameters, mesh)
     return ModelRunner(directory.config, parameters, mesh, settings, progress)

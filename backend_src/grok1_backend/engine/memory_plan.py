@@ -19,7 +19,7 @@ from grok1_backend.engine.runner_settings import RunnerSettings
 from grok1_backend.model.attention import BLOCK_POSITIONS
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.moe import BLOCK_ROWS
-from grok1_backend.model.parameters import Leaf, Parameters, leaves
+from grok1_backend.model.parameters import EMBEDDING, Leaf, Parameters, leaves
 from grok1_backend.model.partition import layout, model_shards, scales_layout
 from grok1_backend.model.quantization import TILE_BYTES
 from grok1_backend.model.sharding import MODEL_AXIS, ModelShards
@@ -100,11 +100,14 @@ def plan_memory(
     buckets = tuple(_activations(config, settings, shards, itemsize))
     largest = max(buckets, key=lambda bucket: bucket.nbytes)
     state = jax.eval_shape(functools.partial(initial_state, settings.num_slots, config.vocab_size))
-    source = f"formula: the tensors as released, over {shards} devices"
-    if weights is not None:
-        source = "measured: the parameters as loaded"
+    source = "measured: the parameters as loaded"
+    if weights is None:
+        rounded = settings.embedding == "int8"
+        weights = released_weights(config, shards, int8_embedding=rounded)
+        source = f"formula: the tensors as released, over {shards} devices"
+        source += ", the embedding in int8" if rounded else ""
     parts = (
-        Figure("weights", released_weights(config, shards) if weights is None else weights, source),
+        Figure("weights", weights, source),
         Figure(
             "decode state",
             sum(math.prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(state)),
@@ -135,24 +138,30 @@ def plan_memory(
     )
 
 
-def released_weights(config: GrokConfig, shards: int) -> int:
+def released_weights(config: GrokConfig, shards: int, *, int8_embedding: bool = False) -> int:
     """Bytes of the parameters on one device: int8 with bfloat16 scales, the rest float32.
+
+    Args:
+      int8_embedding: the embedding is int8 too, with a float32 scale a row.
 
     Raises:
       ValueError: a tensor does not divide over so many devices.
     """
     one_layer = leaves(dataclasses.replace(config, num_layers=1))
     return sum(
-        _leaf_bytes(leaf, config, shards) * (1 if leaf.layer is None else config.num_layers)
+        _leaf_bytes(leaf, config, shards, int8_embedding)
+        * (1 if leaf.layer is None else config.num_layers)
         for leaf in one_layer
     )
 
 
-def _leaf_bytes(leaf: Leaf, config: GrokConfig, shards: int) -> int:
+def _leaf_bytes(leaf: Leaf, config: GrokConfig, shards: int, int8_embedding: bool) -> int:
     def elements(cut: tuple[slice, ...]) -> int:
         return math.prod(part.stop - part.start for part in cut)
 
     weight = layout(leaf.name, leaf.shape, config, shards)
+    if leaf.name == EMBEDDING and int8_embedding:
+        return elements(weight.slices(0)) + elements(weight.slices(0)[:1]) * _FLOAT
     if not leaf.quantized:
         return elements(weight.slices(0)) * _FLOAT
     by_rows = weight.spec[-2] == MODEL_AXIS

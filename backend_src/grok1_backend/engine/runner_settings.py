@@ -26,6 +26,8 @@ class RunnerSettings:
     """Decode buckets: padded numbers of active slots, ascending; the last is num_slots."""
     dtype: str = "float32"
     """Of activations and KV: float32 or bfloat16."""
+    embedding: str = "float32"
+    """The embedding table in memory: float32 as released, or int8 with a scale a row."""
     model_shards: int = 1
     """Devices that share one copy of the parameters; 0: all that are visible."""
 
@@ -56,6 +58,8 @@ class RunnerSettings:
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}: float32 or bfloat16")
+        if self.embedding not in ("float32", "int8"):
+            raise ValueError(f"embedding is {self.embedding!r}: float32 or int8")
         if self.model_shards < 0:
             raise ValueError(f"model_shards is {self.model_shards}: at least 0")
 

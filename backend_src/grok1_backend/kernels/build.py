@@ -23,15 +23,21 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fas
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = ("-mavx512f", "-mfma", "-mprefer-vector-width=512")
 VNNI = (*AVX512, "-mavx512bw", "-mavx512vnni")
+AMX = (*VNNI, "-mamx-tile", "-mamx-int8")
 INSTRUCTION_SETS = {
-    "ComputeBase": (),
-    "ComputeAvx2": AVX2,
-    "ComputeAvx512": AVX512,
-    "IntegerAvxVnni": (*AVX2, "-mavxvnni"),
-    "IntegerVnni": VNNI,
-    "IntegerAmx": (*VNNI, "-mamx-tile", "-mamx-int8"),
+    "ComputeBase": ("compute.cc", ()),
+    "ComputeAvx2": ("compute.cc", AVX2),
+    "ComputeAvx512": ("compute.cc", AVX512),
+    "IntegerAvxVnni": ("integer.cc", (*AVX2, "-mavxvnni")),
+    "IntegerVnni": ("integer.cc", VNNI),
+    "IntegerAmx": ("integer.cc", AMX),
+    "FloatTableBase": ("float_table.cc", ()),
+    "FloatTableAvx2": ("float_table.cc", AVX2),
+    "FloatTableAvx512": ("float_table.cc", AVX512),
+    "IntegerTableVnni": ("integer_table.cc", VNNI),
+    "IntegerTableAmx": ("integer_table.cc", AMX),
 }
-"""What `compute.cc` and `integer.cc` are compiled for: the function that returns it, flags."""
+"""The function that returns what is compiled for some instructions: from which source, flags."""
 
 
 class BuildError(Exception):
@@ -83,12 +89,12 @@ def build(library: Path) -> None:
     if compiler is None:
         raise BuildError("there is no C++ compiler (c++, or $CXX)")
     on_x86 = platform.machine() == "x86_64"
-    sets = INSTRUCTION_SETS if on_x86 else {"ComputeBase": ()}
     jobs = [
-        ("compute.cc" if name.startswith("Compute") else "integer.cc", name, flags)
-        for name, flags in sets.items()
+        (source, name, flags)
+        for name, (source, flags) in INSTRUCTION_SETS.items()
+        if on_x86 or name.endswith("Base")
     ]
-    plain = ("by_depth.cc", "choice.cc", "experts.cc", "handlers.cc", "products.cc")
+    plain = ("by_depth.cc", "choice.cc", "experts.cc", "handlers.cc", "products.cc", "table.cc")
     jobs += [(source, "", ()) for source in plain]
     include = include_dir()
     try:

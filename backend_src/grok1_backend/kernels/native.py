@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 SWITCH = "GROK1_NATIVE_KERNELS"
 """Environment variable; `0` leaves the kernels out."""
 
-_HANDLERS = ("Grok1Experts", "Grok1Products", "Grok1Attention")
+_HANDLERS = ("Grok1Experts", "Grok1Products", "Grok1Attention", "Grok1TableProduct")
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,33 @@ def experts(
     return out
 
 
-def products(x: jax.Array, stacks: Sequence[Stack], transposed: bool = False) -> list[jax.Array]:
+def products(x: jax.Array, stacks: Sequence[Stack]) -> list[jax.Array]:
     """Multiplies [rows, K] float32 by the same layer of several stacks: [rows, N] float32 each.
 
     Args:
-      stacks: [layers, K, N]; transposed, and then float32: [layers, N, K].
+      stacks: [layers, K, N].
     """
-    columns = [stack.weight.shape[-2 if transposed else -1] for stack in stacks]
+    columns = [stack.weight.shape[-1] for stack in stacks]
     results = [_floats(x.shape[0], count) for count in columns]
     call = jax.ffi.ffi_call("Grok1Products", results)
     operands = [operand for stack in stacks for operand in stack.operands()]
-    return list(call(x, stacks[0].layer, *operands, transposed=transposed))
+    return list(call(x, stacks[0].layer, *operands))
+
+
+def table_product(x: jax.Array, table: jax.Array, scales: jax.Array | None) -> jax.Array:
+    """Multiplies rows by each row of an embedding table.
+
+    Args:
+      x: [rows, D] float32.
+      table: [V, D] float32, or int8 with scales.
+      scales: [V] float32, or None.
+
+    Returns:
+      [rows, V] float32.
+    """
+    call = jax.ffi.ffi_call("Grok1TableProduct", _floats(x.shape[0], table.shape[0]))
+    out: jax.Array = call(x, table, jnp.zeros((0,), jnp.float32) if scales is None else scales)
+    return out
 
 
 def attention(

@@ -10,7 +10,8 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from grok1_backend.model.quantization import Weight, product_transposed, products, value
+from grok1_backend.model.embedding import EmbeddingTable, embed, unembed
+from grok1_backend.model.quantization import Weight, products, value
 from grok1_backend.model.sharding import ModelShards
 
 
@@ -59,24 +60,26 @@ class InOutEmbed(hk.Module):
         self.shape = (local_vocab_size, emb_size)
         self.shards = shards
 
-    def _table(self) -> Weight:
+    def _table(self) -> jax.Array | EmbeddingTable:
         init = hk.initializers.RandomNormal(1.0)
-        table: Weight = hk.get_parameter("embeddings", self.shape, jnp.float32, init=init)
+        table: jax.Array | EmbeddingTable = hk.get_parameter(
+            "embeddings", self.shape, jnp.float32, init=init
+        )
         return table
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """[...] int32 -> [..., emb_size] float32; one all-reduce when sharded."""
-        table = value(self._table())
+        table = self._table()
         if self.shards.size == 1:
-            return table[tokens]
+            return embed(table, tokens)
         local = tokens - self.shards.index() * self.shape[0]
         mine = (local >= 0) & (local < self.shape[0])
-        rows = table[jnp.where(mine, local, 0)]
+        rows = embed(table, jnp.where(mine, local, 0))
         return self.shards.sum(jnp.where(mine[..., None], rows, 0.0))
 
     def decode(self, x: jax.Array) -> jax.Array:
         """[rows, emb_size] float32 -> [rows, local vocabulary] float32."""
-        return product_transposed(x, self._table())
+        return unembed(x, self._table())
 
 
 def rotate(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:

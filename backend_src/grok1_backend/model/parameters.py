@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from grok1_backend.model.config import GrokConfig
+from grok1_backend.model.embedding import EmbeddingTable
 from grok1_backend.model.partition import (
     Layout,
     layout,
@@ -29,8 +30,11 @@ from grok1_backend.model.partition import (
 from grok1_backend.model.quantization import QuantizedWeight8bit
 from grok1_backend.model.transformer import forward
 
-Parameters: TypeAlias = dict[str, jax.Array | QuantizedWeight8bit]
+Parameters: TypeAlias = dict[str, jax.Array | QuantizedWeight8bit | EmbeddingTable]
 """Stack name to stack: what the step functions run on."""
+
+EMBEDDING = "language_model/in_out_embed/embeddings"
+"""The name of the embedding table."""
 
 _LAYER = re.compile(r"/decoder_layer_(\d+)/")
 

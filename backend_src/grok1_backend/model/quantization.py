@@ -101,18 +101,6 @@ def products(x: jax.Array, weights: Sequence[Weight]) -> list[jax.Array]:
     return [matmul(x, weight) for weight in weights]
 
 
-def product_transposed(x: jax.Array, weight: Weight) -> jax.Array:
-    """Multiplies [rows, K] float by the transpose of a float weight [N, K]: [rows, N] float32."""
-    kernels, stacks = kernels_and_stacks(x, weight)
-    # XLA multiplies at the memory's speed; on CPU one row only.
-    if kernels is native and x.shape[0] > 1:
-        return native.products(x, stacks, transposed=True)[0]
-    precision = product_precision(x.dtype)
-    return jnp.einsum(
-        "rk,nk->rn", x, value(weight), precision=precision, preferred_element_type=jnp.float32
-    )
-
-
 def matmul(x: jax.Array, weight: Weight, index: jax.Array | None = None) -> jax.Array:
     """Multiplies by a weight, or by one matrix of a stack of them.
 

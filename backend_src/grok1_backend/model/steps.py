@@ -21,7 +21,8 @@ from jax.typing import DTypeLike
 
 from grok1_backend.model.attention import KVPool, PagedContext, attend_pages, write_pages
 from grok1_backend.model.config import GrokConfig
-from grok1_backend.model.parameters import Parameters
+from grok1_backend.model.embedding import EmbeddingTable
+from grok1_backend.model.parameters import EMBEDDING, Parameters
 from grok1_backend.model.partition import model_shards
 from grok1_backend.model.quantization import LayerSlice
 from grok1_backend.model.sharding import DATA_AXIS, MODEL_AXIS, ModelShards
@@ -120,11 +121,9 @@ def logits_of(
         return LanguageModel(config, shards).decode(h)
 
     modules = _nested(parameters, "")
-    # A stack of one layer, as the layers' weights are: so it is multiplied like them.
-    table = modules["language_model/in_out_embed"]["embeddings"]
-    modules["language_model/in_out_embed"] = {
-        "embeddings": LayerSlice(table[None], jnp.zeros((), jnp.int32))
-    }
+    table = parameters[EMBEDDING]
+    if isinstance(table, jax.Array):  # not to be trained here: the native kernel may have it
+        modules["language_model/in_out_embed"] = {"embeddings": EmbeddingTable(table, None)}
     return _apply(decode, modules, h)
 
 

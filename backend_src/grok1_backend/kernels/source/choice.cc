@@ -4,6 +4,7 @@
 
 #include "compute.h"
 #include "integer.h"
+#include "table.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -20,6 +21,14 @@ const Compute& ComputeAvx512();
 const IntegerProducts& IntegerAvxVnni();
 const IntegerProducts& IntegerVnni();
 const IntegerProducts& IntegerAmx();
+#endif
+
+const TableProduct& FloatTableBase();
+#if defined(__x86_64__)
+const TableProduct& FloatTableAvx2();
+const TableProduct& FloatTableAvx512();
+const TableProduct& IntegerTableVnni();
+const TableProduct& IntegerTableAmx();
 #endif
 
 namespace {
@@ -95,6 +104,18 @@ const Products& BestProducts(const Matrix& weight) {
   const bool integer = weight.storage == Storage::kInt8 && BestInteger() &&
                        weight.depth / weight.groups <= kMaxIntegerDepth;
   return integer ? BestInteger()->products : BestCompute().products;
+}
+
+const TableProduct& BestTableProduct(const Table& table) {
+#if defined(__x86_64__)
+  if (table.scales && BestInteger() && table.depth <= kMaxIntegerDepth) {
+    if (BestInteger() == &IntegerAmx()) return IntegerTableAmx();
+    if (BestInteger() == &IntegerVnni()) return IntegerTableVnni();
+  }
+  if (&BestCompute() == &ComputeAvx512()) return FloatTableAvx512();
+  if (&BestCompute() == &ComputeAvx2()) return FloatTableAvx2();
+#endif
+  return FloatTableBase();
 }
 
 }  // namespace grok1

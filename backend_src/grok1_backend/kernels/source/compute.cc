@@ -12,17 +12,9 @@ void Fill(const Matrix& weight, int64_t row, int64_t depth, int64_t column, int6
   if (weight.storage == Storage::kInt8) {
     FillPanel(static_cast<const int8_t*>(weight.data), weight.stride, row, depth, column, width,
               panel);
-  } else if (weight.storage == Storage::kFloat32) {
+  } else {
     FillPanel(static_cast<const float*>(weight.data), weight.stride, row, depth, column, width,
               panel);
-  } else {
-    const float* columns[kPanel];
-    for (int64_t c = 0; c < kPanel; ++c) {
-      // Beyond the last column it is computed again, and not used.
-      const int64_t from = column + (c < width ? c : width - 1);
-      columns[c] = static_cast<const float*>(weight.data) + from * weight.stride;
-    }
-    FillTransposed(columns, row, depth, kPanel * weight.stride, panel);
   }
 }
 
@@ -42,10 +34,8 @@ struct Part {
 // Panels converted once for all blocks of rows, from column `done` of the part on.
 void PanelProduct(const Part& part, int64_t done) {
   static constexpr Tiles<false, 0, false, float> tiles;
-  const bool transposed = part.weight.storage == Storage::kFloat32Transposed;
-  const int64_t block_depth = transposed ? kTransposedBlock : kDepthBlock;
-  for (int64_t d = 0; d < part.depth; d += block_depth) {
-    const int64_t depth = part.depth - d < block_depth ? part.depth - d : block_depth;
+  for (int64_t d = 0; d < part.depth; d += kDepthBlock) {
+    const int64_t depth = part.depth - d < kDepthBlock ? part.depth - d : kDepthBlock;
     for (int64_t c = done; c < part.count; c += kPanel) {
       const int64_t width = part.count - c < kPanel ? part.count - c : kPanel;
       Fill(part.weight, part.row + d, depth, part.column + c, width, part.panel);
@@ -89,8 +79,7 @@ int64_t DirectProduct(const Part& part) {
 int64_t ProductAsStored(const Part& part) {
   if (part.rows > kMaxRows) return 0;
   if (part.weight.storage == Storage::kInt8) return DirectProduct<int8_t>(part);
-  if (part.weight.storage == Storage::kFloat32) return DirectProduct<float>(part);
-  return 0;
+  return DirectProduct<float>(part);
 }
 
 int64_t PackedBytes(int64_t rows, int64_t depth, int64_t) {
@@ -105,7 +94,7 @@ void Multiply(const void* x, int64_t rows, const Matrix& weight, int64_t column,
               float* out, int64_t out_stride, void* scratch) {
   const float* const packed = static_cast<const float*>(x);
   float* panel = static_cast<float*>(scratch);
-  float* scales = panel + kTransposedBlock * kPanel;
+  float* scales = panel + kDepthBlock * kPanel;
   float* sums = scales + kMaxStrip;
   const int64_t depth = weight.depth / weight.groups;
   for (int64_t group = 0; group < weight.groups; ++group) {
@@ -132,7 +121,7 @@ void Gate(float* gate, const float* up, int64_t count) {
 }  // namespace
 
 const Compute& GROK1_COMPUTE() {
-  constexpr int64_t kScratch = kTransposedBlock * kPanel + kMaxStrip + kMaxGroup * kMaxStrip;
+  constexpr int64_t kScratch = kDepthBlock * kPanel + kMaxStrip + kMaxGroup * kMaxStrip;
   static constexpr Compute compute = {
       {kScratch * static_cast<int64_t>(sizeof(float)), PackedBytes, PackFloats, Multiply},
       Gate, Attend, AttentionState::Floats};

@@ -14,9 +14,9 @@ constexpr int64_t kMaxStrip = 256;      // columns that one product computes at 
 constexpr int64_t kMaxGroup = 240;      // rows that it takes at most
 constexpr int64_t kMaxAttention = 128;  // query rows that one call of `attend` takes at most
 
-enum class Storage { kInt8, kFloat32, kFloat32Transposed };
+enum class Storage { kInt8, kFloat32 };
 
-// A weight [depth, columns] where it lies in memory (transposed: [columns, depth]).
+// A weight [depth, columns] where it lies in memory.
 struct Matrix {
   const void* data;
   Storage storage;

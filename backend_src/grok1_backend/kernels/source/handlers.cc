@@ -22,22 +22,19 @@ using Ints = ffi::Buffer<ffi::S32>;
 
 // A stack [layers, (experts,) depth, columns] and its scales, or an empty array for none.
 ffi::Error ReadStack(const ffi::AnyBuffer& weight, const ffi::AnyBuffer& scales, int64_t layer,
-                     bool transposed, Stack& stack) {
+                     Stack& stack) {
   const auto shape = weight.dimensions();
   GROK1_CHECK(shape.size() == 3 || shape.size() == 4);
   GROK1_CHECK(layer >= 0 && layer < shape[0]);
   const bool int8 = weight.element_type() == ffi::S8;
   GROK1_CHECK(int8 || weight.element_type() == ffi::F32);
-  GROK1_CHECK(!(int8 && transposed));
   const int64_t experts = shape.size() == 4 ? shape[1] : 1;
   const int64_t rows = shape[shape.size() - 2];
   const int64_t columns = shape.back();
   Matrix& first = stack.first;
-  first.storage = int8         ? Storage::kInt8
-                  : transposed ? Storage::kFloat32Transposed
-                               : Storage::kFloat32;
-  first.depth = transposed ? columns : rows;
-  first.columns = transposed ? rows : columns;
+  first.storage = int8 ? Storage::kInt8 : Storage::kFloat32;
+  first.depth = rows;
+  first.columns = columns;
   first.stride = columns;
   first.scales = nullptr;
   first.scales_bfloat16 = scales.element_type() == ffi::BF16;
@@ -77,9 +74,9 @@ ffi::Error Experts(ffi::ThreadPool pool, Floats x, Ints experts, Floats gates,
   step.selected = experts.dimensions()[1];
   const int64_t width = x.dimensions()[1];
   const int64_t at = layer.typed_data()[0];
-  GROK1_RETURN_IF_ERROR(ReadStack(linear, linear_scales, at, false, step.linear));
-  GROK1_RETURN_IF_ERROR(ReadStack(linear_v, linear_v_scales, at, false, step.linear_v));
-  GROK1_RETURN_IF_ERROR(ReadStack(linear_1, linear_1_scales, at, false, step.linear_1));
+  GROK1_RETURN_IF_ERROR(ReadStack(linear, linear_scales, at, step.linear));
+  GROK1_RETURN_IF_ERROR(ReadStack(linear_v, linear_v_scales, at, step.linear_v));
+  GROK1_RETURN_IF_ERROR(ReadStack(linear_1, linear_1_scales, at, step.linear_1));
   GROK1_CHECK(linear.dimensions().size() == 4 && linear_1.dimensions().size() == 4);
   GROK1_CHECK(linear.dimensions() == linear_v.dimensions());
   step.num_experts = linear.dimensions()[1];
@@ -99,10 +96,10 @@ ffi::Error Experts(ffi::ThreadPool pool, Floats x, Ints experts, Floats gates,
   return ffi::Error::Success();
 }
 
-// x [rows, depth], layer [], then for each product a stack [layers, depth, columns] (transposed:
-// [layers, columns, depth]) and its scales -> each [rows, columns].
+// x [rows, depth], layer [], then for each product a stack [layers, depth, columns] and
+// its scales -> each [rows, columns].
 ffi::Error ProductsOf(ffi::ThreadPool pool, Floats x, Ints layer, ffi::RemainingArgs weights,
-                      ffi::RemainingRets outs, bool transposed) {
+                      ffi::RemainingRets outs) {
   GROK1_CHECK(x.dimensions().size() == 2 && layer.element_count() == 1);
   GROK1_CHECK(weights.size() == 2 * outs.size());
   const int64_t rows = x.dimensions()[0];
@@ -115,7 +112,7 @@ ffi::Error ProductsOf(ffi::ThreadPool pool, Floats x, Ints layer, ffi::Remaining
     GROK1_CHECK(weight.has_value() && scales.has_value() && out.has_value());
     GROK1_CHECK(weight->dimensions().size() == 3);
     Stack stack;
-    GROK1_RETURN_IF_ERROR(ReadStack(*weight, *scales, layer.typed_data()[0], transposed, stack));
+    GROK1_RETURN_IF_ERROR(ReadStack(*weight, *scales, layer.typed_data()[0], stack));
     GROK1_CHECK(stack.first.depth == depth && (*out)->dimensions().size() == 2);
     GROK1_CHECK((*out)->dimensions()[0] == rows);
     GROK1_CHECK((*out)->dimensions()[1] == stack.first.columns);
@@ -226,8 +223,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Products, grok1::ProductsOf,
                                   .Arg<grok1::Floats>()
                                   .Arg<grok1::Ints>()
                                   .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attr<bool>("transposed"));
+                                  .RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Attention, grok1::Attention,
                               ffi::Ffi::Bind()

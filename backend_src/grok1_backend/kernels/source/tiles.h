@@ -9,10 +9,7 @@ namespace {
 
 constexpr int kLine = 64;           // bytes of a cache line
 constexpr int kPanel = 2 * kLanes;  // columns of a converted panel
-// Rows of a panel, so that it stays in the first cache; more where rows are columns in memory, so
-// that these are read in long runs.
-constexpr int64_t kDepthBlock = 2048 / kLanes;
-constexpr int64_t kTransposedBlock = 256;
+constexpr int64_t kDepthBlock = 2048 / kLanes;  // rows of a panel: it stays in the first cache
 constexpr int64_t kPrefetchRows = 64;  // how far ahead weights are brought to the second cache
 
 // How many vectors of columns `rows` rows take at once: enough independent sums to hide the
