@@ -66,24 +66,22 @@ def random_leaves(weights: str) -> dict[str, Any]:
 
 
 def write_model(directory: Path, weights: str, runner: RunnerSettings = RUNNER) -> Path:
-    """Makes a model directory that any of our commands serves; one that is there is kept.
+    """Makes a model directory that any of our commands serves; weights that are there are kept.
 
     Args:
-      directory: where; it appears when all of it is written.
+      directory: where.
       weights: one of `WEIGHTS`.
       runner: what goes into the `[runner]` table.
 
     Returns:
       `directory`.
     """
-    config = directory / "config.toml"
-    if config.exists():
-        return directory
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / "ckpt-0").exists():
         save_parameters(directory / "ckpt-0", random_leaves(weights))
     write_tokenizer(directory / TOKENIZER_FILE)
-    config.write_text(_table("model", CONFIG) + _table("runner", runner), encoding="utf-8")
+    tables = _table("model", CONFIG) + _table("runner", runner)
+    (directory / "config.toml").write_text(tables, encoding="utf-8")
     return directory
 
 

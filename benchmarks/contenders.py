@@ -18,10 +18,26 @@ from bench_model import CONFIG, RUNNER, random_leaves, write_model
 from workers import Worker, WorkerError
 
 HERE = Path(__file__).parent
-OURS = {"int8": "int8", "float32": "float32"}
-"""Our variants: name to the weights of the model directory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How ours stores the weights of the layers and the embedding."""
+
+    weights: str
+    embedding: str
+
+
+OURS = {
+    "int8": Variant("int8", "float32"),
+    "int8, int8 embedding": Variant("int8", "int8"),
+    "float32": Variant("float32", "float32"),
+}
 LLAMA_CPP = {"llama.cpp F32": "f32", "llama.cpp Q8_0": "q8_0"}
 VLLM = "vLLM Mixtral F32"
+TRANSFORMERS = "Transformers Mixtral F32"
+MIXTRALS = {VLLM: "vllm_mixtral.py", TRANSFORMERS: "transformers_mixtral.py"}
+"""Peers to their scripts; both are in one environment."""
 SIZES = json.dumps(dataclasses.asdict(CONFIG) | {"ffn_size": CONFIG.ffn_size})
 
 
@@ -39,6 +55,9 @@ class Contenders:
         self.peers = peers
         self.missing: dict[str, str] = {}
         self.versions: dict[str, str] = {}
+        """Of the peers that were started."""
+        self.ours: dict[str, str] = {}
+        """Of what ours runs on."""
         self._workers: dict[str, Worker] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -61,8 +80,7 @@ class Contenders:
             self._give_up(name, error)
             return False
         self._workers[name] = worker
-        if name not in OURS:
-            self.versions |= worker.versions
+        (self.ours if name in OURS else self.versions).update(worker.versions)
         return True
 
     def call(self, name: str, command: str, **arguments: Any) -> dict[str, Any] | None:
@@ -73,6 +91,12 @@ class Contenders:
             self._workers.pop(name).close()
             self._give_up(name, error)
             return None
+
+    def model(self, name: str) -> Path:
+        """The model directory of a variant of ours; made if need be."""
+        variant = OURS[name]
+        runner = dataclasses.replace(RUNNER, embedding=variant.embedding)
+        return write_model(self.folder / _file_name(name), variant.weights, runner)
 
     def gguf(self, kind: str) -> Path:
         """The benchmark's model for llama.cpp, the same numbers as ours; made if need be.
@@ -96,8 +120,7 @@ class Contenders:
     def _start(self, name: str) -> Worker:
         environment = {}
         if name in OURS:
-            model = write_model(self.folder / name.replace(" ", "-"), OURS[name], RUNNER)
-            command = [sys.executable, HERE / "ours.py", model]
+            command = [sys.executable, HERE / "ours.py", self.model(name)]
             environment["JAX_COMPILATION_CACHE_DIR"] = str(self.folder / "jax")
         elif name in LLAMA_CPP:
             source = self._installed("llama.cpp") / "source"
@@ -105,8 +128,8 @@ class Contenders:
             command = [self._python("llama.cpp"), script, self.gguf(LLAMA_CPP[name])]
             environment["PYTHONPATH"] = str(source)
         else:
-            command = [self._python("vllm"), HERE / "peers" / "vllm_mixtral.py", SIZES]
-        log = self.folder / f"{name.replace(' ', '-')}.log"
+            command = [self._python("vllm"), HERE / "peers" / MIXTRALS[name], SIZES]
+        log = self.folder / f"{_file_name(name)}.log"
         return Worker(name, command, log=log, environment=environment)
 
     def _installed(self, engine: str) -> Path:
@@ -115,3 +138,7 @@ class Contenders:
 
     def _python(self, engine: str) -> Path:
         return self._installed(engine) / "bin" / "python"
+
+
+def _file_name(name: str) -> str:
+    return name.replace(",", "").replace(" ", "-")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_model import CONFIG, write_model
+from bench_model import CONFIG
 from contenders import LLAMA_CPP, Contenders
 from peers.worker import prompts
 from results import ROOT, Row
@@ -54,12 +54,12 @@ def stream(port: int, path: str, body: dict[str, Any]) -> float:
 
 
 @contextlib.contextmanager
-def ours(folder: Path) -> Iterator[tuple[int, Ask]]:
+def ours(model: Path, folder: Path) -> Iterator[tuple[int, Ask]]:
     """A tritonserver with the benchmark's model: its process group, and how to ask it."""
     ports = free_ports(3)
     options = ServerOptions(
         model_repositories=(ROOT / "model_repository",),
-        model=write_model(folder / "int8", "int8"),
+        model=model,
         http_port=ports[0],
         grpc_port=ports[1],
         metrics_port=ports[2],
@@ -120,7 +120,7 @@ def _wait_until_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
 def measure(contenders: Contenders, rounds: int) -> list[Row]:
     """Rows for each length of `PROMPTS`; a server that does not start is left out."""
     with contextlib.ExitStack() as stack:
-        servers = {"ours": stack.enter_context(ours(contenders.folder))}
+        servers = {"ours": stack.enter_context(ours(contenders.model("int8"), contenders.folder))}
         os.killpg(servers["ours"][0], signal.SIGSTOP)
         for name, kind in LLAMA_CPP.items() if contenders.peers else ():
             server = f"{name} server"

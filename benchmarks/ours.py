@@ -92,7 +92,8 @@ def main() -> None:
         steps = window["tokens"] / requests
         return {**window, "expert_bytes_per_step": found.expert_bytes / steps}
 
-    versions = {"jax": jax.__version__}
+    kernels = "native" if native.available(directory.runner.dtype) else "JAX alone"
+    versions = {"jax": jax.__version__, "kernels": kernels}
     serve(send, {"prefill": prefill, "decode": decode}, versions)
 
 

@@ -20,7 +20,12 @@ from results import ROOT
 
 IMAGES = ROOT / "docs" / "images"
 OURS, FLOOR = "#4c78a8", "#e45756"
-PEERS = {"llama.cpp F32": "#bab0ac", "llama.cpp Q8_0": "#79706e", "vLLM Mixtral F32": "#f2cf5b"}
+PEERS = {
+    "llama.cpp F32": "#bab0ac",
+    "llama.cpp Q8_0": "#79706e",
+    "vLLM Mixtral F32": "#f2cf5b",
+    "Transformers Mixtral F32": "#d8b5a5",
+}
 
 
 def engines(axes: Any, rows: Sequence[Record], cut: str, title: str) -> None:

@@ -163,7 +163,8 @@ def machine(run: Mapping[str, Any]) -> str:
         f"{found['processor']}, {found['cores']} cores, {', '.join(found['instruction_sets'])}",
         f"reads {number(found['bytes_per_s'] / 1e9)} GB/s",
         f"multiplies float32 at {float32}, and int8 on registers at {int8}",
-        f"commit `{run['commit']}`; peers: {', '.join(versions) or 'none'}",
+        f"commit `{run['commit']}` on JAX {run['ours']['jax']}, kernels: {run['ours']['kernels']}",
+        f"peers: {', '.join(versions) or 'none'}",
         *(f"left out: {name} ({why})" for name, why in run["missing"].items()),
     ]
     return "\n".join(f"* {line}" for line in lines)

@@ -65,6 +65,8 @@ class Run:
 
     machine: Mapping[str, Any]
     """Processor, cores, instruction sets, and the rates that were measured (`machine.py`)."""
+    ours: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What ours ran on: the version of JAX, and whether with the native kernels."""
     peer_versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Peers that were asked for and could not be measured, and why."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench_model import CONFIG
-from contenders import LLAMA_CPP, OURS, VLLM, Contenders
+from contenders import LLAMA_CPP, MIXTRALS, OURS, VLLM, Contenders
 from floor import EXPERT_VALUES, ITEM_BYTES, needs
 from machine import Rates, describe
 from results import RESULTS, ROOT, Row, Run
@@ -44,14 +45,20 @@ class Prefill:
 
     tokens: int
     ours: Sequence[str] = ("int8",)
-    peers: Sequence[str] = (*LLAMA_CPP, VLLM)
+    peers: Sequence[str] = (*LLAMA_CPP, *MIXTRALS)
 
 
 QUANTIZED = tuple(name for name in OURS if name != "float32")
 DECODE = (
     Decode(requests=1, prompt=128, tokens=64, ours=QUANTIZED, peers=["llama.cpp Q8_0"]),
-    Decode(requests=1, prompt=128, tokens=64, ours=["float32"], peers=["llama.cpp F32"]),
-    Decode(requests=8, prompt=64, tokens=48, ours=QUANTIZED, peers=[*LLAMA_CPP, VLLM]),
+    Decode(
+        requests=1,
+        prompt=128,
+        tokens=64,
+        ours=["float32"],
+        peers=["llama.cpp F32", *MIXTRALS],
+    ),
+    Decode(requests=8, prompt=64, tokens=48, ours=QUANTIZED, peers=[*LLAMA_CPP, *MIXTRALS]),
     Decode(requests=32, prompt=64, tokens=32, ours=QUANTIZED, peers=["llama.cpp Q8_0", VLLM]),
 )
 PREFILL = (Prefill(tokens=64), Prefill(tokens=512), Prefill(tokens=2048))
@@ -89,10 +96,16 @@ class Bench:
             for ours in (name for name in case.ours if name in samples):
                 kv = case.prompt + case.tokens / 2
                 read = [sample["expert_bytes_per_step"] for sample in samples[ours]]
-                weights = OURS[ours]
-                each = CONFIG.num_layers * EXPERT_VALUES * ITEM_BYTES[weights]
-                experts = sum(read) / len(read) / each or None
-                work = needs(case.requests, 1, kv, weights=weights, experts=experts)
+                kind = OURS[ours]
+                each = CONFIG.num_layers * EXPERT_VALUES * ITEM_BYTES[kind.weights]
+                work = needs(
+                    case.requests,
+                    1,
+                    kv,
+                    weights=kind.weights,
+                    embedding=kind.embedding,
+                    experts=(experts := sum(read) / len(read) / each or None),
+                )
                 rows.append(
                     self._row(
                         f"decode, {_requests(case.requests)}, {ours}",
@@ -116,7 +129,7 @@ class Bench:
             names = [*case.ours, *case.peers]
             samples = self.take_turns(names, "prefill", tokens=case.tokens)
             for ours in (name for name in case.ours if name in samples):
-                work = needs(1, case.tokens, 0, weights=OURS[ours], arithmetic="float32")
+                work = needs(1, case.tokens, 0, weights=OURS[ours].weights, arithmetic="float32")
                 rows.append(
                     self._row(
                         f"prefill, {case.tokens} tokens, {ours}",
@@ -170,7 +183,7 @@ class Bench:
     def serving(self) -> list[Row]:
         import serving
 
-        return serving.measure(FOLDER / "int8", self.rounds)
+        return serving.measure(self.contenders.model("int8"), self.rounds)
 
     def startup(self) -> list[Row]:
         import startup
@@ -228,6 +241,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="parts to measure")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    # Asked to end, it ends the engines too: those that stand still would not notice by themselves.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     began, failed = time.monotonic(), []
     with Contenders(FOLDER, options.peers) as contenders:
@@ -241,6 +256,7 @@ def main() -> None:
                 continue
             run = Run(
                 machine=describe() | bench.rates.record(),
+                ours=contenders.ours,
                 peer_versions=contenders.versions,
                 missing=contenders.missing,
             )

