@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import os
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from bench_model import CONFIG
 from contenders import LLAMA_CPP, MIXTRALS, OURS, VLLM, Contenders
-from floor import EXPERT_VALUES, ITEM_BYTES, needs
+from floor import EXPERT_VALUES, ITEM_BYTES, Needs, needs
 from machine import Rates, describe
 from results import RESULTS, ROOT, Row, Run
 
@@ -94,18 +95,7 @@ class Bench:
             asked = {"requests": case.requests, "prompt": case.prompt, "tokens": case.tokens}
             samples = self.take_turns([*case.ours, *case.peers], "decode", **asked)
             for ours in (name for name in case.ours if name in samples):
-                kv = case.prompt + case.tokens / 2
-                read = [sample["expert_bytes_per_step"] for sample in samples[ours]]
-                kind = OURS[ours]
-                each = CONFIG.num_layers * EXPERT_VALUES * ITEM_BYTES[kind.weights]
-                work = needs(
-                    case.requests,
-                    1,
-                    kv,
-                    weights=kind.weights,
-                    embedding=kind.embedding,
-                    experts=(experts := sum(read) / len(read) / each or None),
-                )
+                work, details = _decode_needs(case, ours, samples[ours])
                 rows.append(
                     self._row(
                         f"decode, {_requests(case.requests)}, {ours}",
@@ -113,12 +103,7 @@ class Bench:
                         ours,
                         case.peers,
                         floor=case.requests / work.least_seconds(self.rates),
-                        details={
-                            **asked,
-                            "kv_length": kv,
-                            "experts_touched": experts,
-                            "bytes_per_step": work.bytes,
-                        },
+                        details={**asked, **details},
                     )
                 )
         return rows
@@ -219,6 +204,21 @@ class Bench:
             "sampler": self.sampler,
             "scale": self.scale,
         }
+
+
+def _decode_needs(
+    case: Decode, ours: str, samples: Sequence[dict[str, float]]
+) -> tuple[Needs, dict[str, float | None]]:
+    """What a step of ours must do, with as many experts as it was seen to read."""
+    kind, kv = OURS[ours], case.prompt + case.tokens / 2
+    expert = CONFIG.num_layers * EXPERT_VALUES * ITEM_BYTES[kind.weights]
+    read = statistics.fmean(sample["expert_bytes_per_step"] for sample in samples)
+    experts = read / expert or None  # none are counted without the native kernels
+    work = needs(
+        case.requests, 1, kv, weights=kind.weights, embedding=kind.embedding, experts=experts
+    )
+    details = {"kv_length": kv, "experts_touched": experts, "bytes_per_step": work.bytes}
+    return work, details
 
 
 def _first_tokens(samples: dict[str, list[dict[str, float]]]) -> dict[str, list[float]]:

@@ -45,8 +45,11 @@ def serve(
 
 
 def prompts(seed: int, requests: int, length: int, vocab_size: int) -> list[list[int]]:
-    """The same distinct random prompts for every engine; no special ids or bytes among them."""
-    numbers = random.Random(seed)
+    """The same distinct random prompts for every engine; no special ids or bytes among them.
+
+    Prompts of another length or number share no beginning with these, which an engine might know.
+    """
+    numbers = random.Random(f"{seed} {requests} {length}")
     return [[numbers.randrange(300, vocab_size) for _ in range(length)] for _ in range(requests)]
 
 

@@ -89,6 +89,8 @@ def test_prompts_are_distinct_and_the_same_for_every_engine() -> None:
     assert batch == prompts(3, 8, 64, 32768)
     assert batch != prompts(4, 8, 64, 32768)
     assert len({tuple(prompt) for prompt in batch}) == 8
+    assert prompts(3, 8, 65, 32768)[0][:64] != batch[0]
+    assert prompts(3, 7, 64, 32768)[0] != batch[0]
     assert all(300 <= token < 32768 for prompt in batch for token in prompt)
 
 
