@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from grok1_backend.engine import programs
 from grok1_backend.engine.compilations import compilations
+from grok1_backend.engine.compiler_options import compiler_options
 from grok1_backend.engine.decode_state import initial_state, slot_start
 from grok1_backend.engine.requests import SamplingParams
 from grok1_backend.engine.runner_api import DecodeRow, PrefillRow, PromptScores, StepOutput
@@ -225,10 +226,11 @@ class ModelRunner:
             self._steps,
             programs.AbstractArguments.of(self, mesh, self._parameters, self._pool, self._state),
         )
+        options = compiler_options()
 
         def compile_one(job: programs.Job) -> tuple[programs.Job, Any, float]:
             began = time.monotonic()
-            compiled = job.function.lower(*job.arguments).compile()
+            compiled = job.function.lower(*job.arguments).compile(compiler_options=options)
             return job, compiled, time.monotonic() - began
 
         with ThreadPoolExecutor(COMPILE_THREADS) as pool:
