@@ -145,10 +145,45 @@ def attention(
         warps=4,
         stages=2,
     )
-    decay = jnp.exp(top - jnp.max(top, axis=0))
-    whole = jnp.sum(total * decay, axis=0)[..., None]
-    outputs = jnp.sum(sums * decay[..., None], axis=0) / jnp.where(whole > 0, whole, 1)
-    return outputs.astype(queries.dtype)
+    return _join(sums, top, total, queries.dtype)
+
+
+def _join(sums: jax.Array, top: jax.Array, total: jax.Array, dtype: Any) -> jax.Array:
+    """Joins the softmax over spans, in one launch.
+
+    Args:
+      sums: [splits, B, T, H, D] float32: of values with the weights exp(logit - top).
+      top, total: [splits, B, T, H] float32: the largest logit, and the sum of the weights.
+
+    Returns:
+      [B, T, H, D] of `dtype`; 0 where nothing was seen.
+    """
+    splits, batch, length, heads, size = sums.shape
+    padded = 1 << (splits - 1).bit_length()
+
+    def grok1_attention_join(sums_ref: Any, top_ref: Any, total_ref: Any, out_ref: Any) -> None:
+        place = tuple(pl.program_id(axis) for axis in (1, 2, 0))
+        split = jnp.arange(padded)
+        there = split < splits
+        tops = triton.load(top_ref.at[(split, *place)], mask=there, other=BEFORE_ANY)
+        totals = triton.load(total_ref.at[(split, *place)], mask=there, other=0)
+        parts = load_rows(sums_ref, split, *place, jnp.arange(size), mask=there)
+        decay = jnp.exp(tops - jnp.max(tops))
+        whole = jnp.sum(totals * decay)
+        out = jnp.sum(parts * decay[:, None], axis=0) / jnp.where(whole > 0, whole, 1)
+        out_ref[(*place, slice(None))] = out.astype(dtype)
+
+    out: jax.Array = launch(
+        grok1_attention_join,
+        sums,
+        top,
+        total,
+        grid=(heads, batch, length),
+        out_shape=jax.ShapeDtypeStruct(sums.shape[1:], dtype),
+        warps=1,
+        stages=1,
+    )
+    return out
 
 
 def _span(context: int, programs: int) -> int:

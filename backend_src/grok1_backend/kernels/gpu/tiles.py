@@ -57,7 +57,10 @@ def takes(stacks: Sequence[Stack]) -> bool:
     tile = tile_for(LEAST, LEAST, stacks)
     fits = tile.columns >= LEAST and tile.depth >= LEAST
     # Pallas counts bytes to tell whether 32 bits can address an array, but as if they had no sign.
-    addressed = all(s.weight.size <= 2**31 or s.weight.nbytes > 2**32 for s in stacks)
+    addressed = all(
+        weight.size <= 2**31 or weight.size * weight.dtype.itemsize > 2**32
+        for weight in (stack.weight for stack in stacks)
+    )
     return fits and addressed
 
 
