@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from fake_runner import FakeRunner, expected_output
@@ -249,9 +249,9 @@ def test_the_observer_sees_every_moment(runner: FakeRunner) -> None:
             assert seconds >= 0
             self.moments.append("first")
 
-        def next_token(self, seconds: float) -> None:
-            assert seconds >= 0
-            self.moments.append("next")
+        def next_tokens(self, seconds: Sequence[float]) -> None:
+            assert min(seconds) >= 0
+            self.moments += ["next"] * len(seconds)
 
         def finished(self, reason: FinishReason, seconds: float) -> None:
             assert seconds >= 0

@@ -69,6 +69,7 @@ def test_what_the_engine_says_is_written_once(written: list[Metric]) -> None:
     page = Metrics({"model": "m", "version": "1"}, lambda: stats, observer)
     observer.first_token(0.25)
     observer.step(3, 0)
+    observer.next_tokens([0.1, 0.3])
     page._write()
     page._write()
     stats = dataclasses.replace(
@@ -82,6 +83,7 @@ def test_what_the_engine_says_is_written_once(written: list[Metric]) -> None:
     assert by_name["grok1_generation_tokens_total"].value == 19
     assert by_name["grok1_time_to_first_token_seconds"].observed == [0.25]
     assert by_name["grok1_step_rows"].observed == [3]
+    assert by_name["grok1_inter_token_seconds"].observed == [0.2]  # once for a step
     ended = {m.labels["finish_reason"]: m.value for m in written if "finish_reason" in m.labels}
     assert ended == {"stop": 2, "length": 0, "cancelled": 0, "error": 0}
 

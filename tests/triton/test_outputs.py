@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from grok1_backend.engine.requests import TOP_TOKENS, FinishReason, TokenEvent
-from grok1_backend.triton.interface import GROK1, NUMPY
-from grok1_backend.triton.outputs import event_tensors, merge
+from grok1_backend.triton.interface import ERROR, GROK1, NUMPY, RELAYED, Tensors, as_tensor
+from grok1_backend.triton.outputs import event_values, merge
 
 
 def event(ids: tuple[int, ...], so_far: int, **more: object) -> TokenEvent:
@@ -23,9 +23,14 @@ def event(ids: tuple[int, ...], so_far: int, **more: object) -> TokenEvent:
     )
 
 
+def event_tensors(happened: TokenEvent, **wanted: object) -> Tensors:
+    values = event_values(happened, **wanted)  # type: ignore[arg-type]
+    return {name: as_tensor(name, value) for name, value in values.items()}
+
+
 def test_every_output_has_the_type_and_dims_of_the_table() -> None:
     tensors = event_tensors(event((5, 6), 2), log_probs=True, top_tokens=3)
-    fields = {field.name: field for field in GROK1.outputs if field.name != "error"}
+    fields = {field.name: field for field in GROK1.outputs if field not in (ERROR, RELAYED)}
     assert set(tensors) == set(fields)
     for name, array in tensors.items():
         assert array.dtype == NUMPY[fields[name].data_type], name
@@ -50,18 +55,22 @@ def test_the_prompt_goes_with_the_first_response() -> None:
     assert event_tensors(event((5,), 2), prompt_text="p")["prompt_text"].item() == b""
 
 
-def test_merged_events_say_what_they_said_one_by_one() -> None:
+def test_merged_responses_say_what_they_said_one_by_one() -> None:
     prompt = np.array([0, -1], np.float32)
-    merged = merge(
-        [
-            event((5,), 1, prompt_log_probs=prompt),
-            event((6, 7), 3),
-            event((), 3, finish_reason=FinishReason.LENGTH, cum_log_prob=-18.0, text_trim=2),
-        ]
-    )
-    assert merged.token_ids == (5, 6, 7)
-    assert merged.log_probs.tolist() == [-5, -6, -7]
-    assert merged.top_ids.shape == merged.top_log_probs.shape == (3, TOP_TOKENS)
-    assert merged.prompt_log_probs is prompt
-    assert (merged.num_output_tokens, merged.cum_log_prob, merged.text_trim) == (3, -18.0, 2)
-    assert merged.finish_reason is FinishReason.LENGTH
+    events = [
+        event((5,), 1, prompt_log_probs=prompt),
+        event((6, 7), 3),
+        event((), 3, finish_reason=FinishReason.LENGTH, cum_log_prob=-18.0, text_trim=2),
+    ]
+    merged = merge([event_values(one, log_probs=True, prompt_text="p") for one in events])
+    assert merged["token_ids"] == (5, 6, 7)
+    assert merged["output_log_probs"].tolist() == [[-5, -6, -7]]
+    assert (merged["top_token_ids"], merged["top_log_probs"]) == ((), ())
+    assert merged["prompt_log_probs"].tolist() == [[0, -1]]
+    assert merged["prompt_text"] == "p"
+    assert [merged[name] for name in ("num_output_tokens", "cum_log_probs", "text_trim")] == [
+        *(3, -18.0, 2),
+    ]
+    assert merged["finish_reason"] == "length"
+    merged = merge([event_values(one, top_tokens=2) for one in events])
+    assert merged["top_token_ids"].shape == merged["top_log_probs"].shape == (1, 3, TOP_TOKENS)

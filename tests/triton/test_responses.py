@@ -15,6 +15,7 @@ from grok1_backend.triton.cancellation import CancellationWatch
 from grok1_backend.triton.engine_model import EventSender
 from grok1_backend.triton.front import join_rows
 from grok1_backend.triton.parsing import ClientRequest, RequestParser
+from grok1_backend.triton.relay import CallName
 from grok1_backend.triton.responses import ResponseStream, answering, respond
 
 GENERATION = RequestParser(end_ids=(2,), default_max_tokens=4).parse(
@@ -76,7 +77,7 @@ def test_an_error_becomes_the_final_response(
 def test_an_error_becomes_an_output_for_a_calling_model(request_of_triton: Any) -> None:
     request = request_of_triton("error")
     stream = ResponseStream(request)
-    stream.errors_as_outputs = True
+    stream.call = CallName("caller", "1")
     stream.fail(REFUSED)
     ((response, flags),) = request.sender.sent
     assert flags == 1

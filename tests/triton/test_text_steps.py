@@ -12,7 +12,7 @@ from grok1_backend.engine.errors import EngineError
 from grok1_backend.text.tokenizer import Tokenizer
 from grok1_backend.triton.interface import PROMPT_TEXT, TEXT_TRIM, TOKEN_IDS
 from grok1_backend.triton.parsing import ClientRequest
-from grok1_backend.triton.text_steps import Prompt, read_prompt, response_text
+from grok1_backend.triton.text_steps import Prompt, read_prompt, response_texts
 
 TOKENIZER = Tokenizer(Path(__file__).resolve().parents[2] / "embedded_model" / "tokenizer.model")
 TEXT = "In the beginning 天地 🌍 שלום\n"
@@ -53,13 +53,19 @@ def test_what_is_no_prompt(tensors: dict[str, Any], said: str) -> None:
         read_prompt(TOKENIZER, ClientRequest(tensors=tensors))
 
 
-def test_text_of_a_response() -> None:
+def test_text_of_responses() -> None:
     ids = TOKENIZER.encode(TEXT)
-    assert response_text(TOKENIZER, reply(ids)) == TEXT
-    assert response_text(TOKENIZER, reply(ids, trim=1, prompt="é")) == "é" + TEXT[:-1]
-    assert response_text(TOKENIZER, reply([])) == ""
+    assert response_texts(TOKENIZER, reply(ids)) == [TEXT]
+    assert response_texts(TOKENIZER, reply(ids, trim=1, prompt="é")) == ["é" + TEXT[:-1]]
+    assert response_texts(TOKENIZER, reply([])) == [""]
+    two = [reply(ids), reply(ids[::-1], prompt="p")]
+    batch = {name: np.concatenate([one[name] for one in two]) for name in two[0]}
+    assert response_texts(TOKENIZER, batch) == [
+        TEXT,
+        "p" + TOKENIZER.decode(ids[::-1], continuation=True).decode(errors="replace"),
+    ]
 
 
 def test_a_response_without_its_tokens_is_refused() -> None:
     with pytest.raises(EngineError, match="text_trim"):
-        response_text(TOKENIZER, {TOKEN_IDS.name: TOKEN_IDS.tensor([1])})
+        response_texts(TOKENIZER, {TOKEN_IDS.name: TOKEN_IDS.tensor([1])})

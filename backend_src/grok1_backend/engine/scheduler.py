@@ -16,7 +16,7 @@ from collections.abc import Callable
 from grok1_backend.engine import calls
 from grok1_backend.engine.calls import Call, CallFailed
 from grok1_backend.engine.errors import EngineError, ErrorCode
-from grok1_backend.engine.generation import Generation
+from grok1_backend.engine.generation import Ending, Generation
 from grok1_backend.engine.kv_pages import KVPages
 from grok1_backend.engine.requests import FinishReason
 from grok1_backend.engine.runner_api import Runner
@@ -160,6 +160,8 @@ class Scheduler:
         now = self._clock()
         token_ids, log_probs = output.token_ids.tolist(), output.log_probs.tolist()
         finite = output.finite.tolist()
+        drawing: list[Generation] = []
+        endings: list[tuple[Generation, Ending]] = []
         for row, (generation, epoch, drawn) in enumerate(call.members):
             if generation.epoch != epoch:
                 continue  # it ended, or lost its slot, after this was dispatched
@@ -169,16 +171,18 @@ class Scheduler:
                 if drawn:
                     top = output.top_ids[row], output.top_log_probs[row]
                     ending = generation.accept(token_ids[row], log_probs[row], *top, finite[row])
-                    self._meter.token(generation, now)
+                    drawing.append(generation)
                     self._pages.publish(generation.table, generation.tokens, generation.length - 1)
                 else:
                     ending = generation.ending_without_output()
             except EngineError as error:
                 self._pages.forget(generation.table)
-                self.finish(generation, FinishReason.ERROR, error)
-            else:
-                if ending is not None:
-                    self.finish(generation, *ending)
+                ending = FinishReason.ERROR, error, 0
+            if ending is not None:
+                endings.append((generation, ending))
+        self._meter.drawn(drawing, now)
+        for generation, ending in endings:
+            self.finish(generation, *ending)
 
     def _preempt(self, generation: Generation) -> None:
         """Takes a request's slot; it waits in its old place and is computed again later."""

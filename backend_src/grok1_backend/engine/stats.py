@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grok1_backend.engine.generation import Generation
@@ -55,8 +55,8 @@ class Observer:
     def first_token(self, seconds: float) -> None:
         """A request's first token came so long after its submission."""
 
-    def next_token(self, seconds: float) -> None:
-        """A later token came so long after the one before it."""
+    def next_tokens(self, seconds: Sequence[float]) -> None:
+        """The later tokens of a step came so long after the ones before them; not empty."""
 
     def finished(self, reason: FinishReason, seconds: float) -> None:
         """A request ended so long after its submission."""
@@ -92,14 +92,18 @@ class Meter:
         self.steps += 1
         self._observer.step(rows, prefill_tokens)
 
-    def token(self, generation: Generation, now: float) -> None:
-        """A request has a new token."""
-        self.generation_tokens += 1
-        seconds = generation.since_last_token(now)
-        if generation.num_output == 1:
-            self._observer.first_token(seconds)
-        else:
-            self._observer.next_token(seconds)
+    def drawn(self, generations: Sequence[Generation], now: float) -> None:
+        """Each of these requests got a new token from a step."""
+        self.generation_tokens += len(generations)
+        gaps: list[float] = []
+        for generation in generations:
+            seconds = generation.since_last_token(now)
+            if generation.num_output == 1:
+                self._observer.first_token(seconds)
+            else:
+                gaps.append(seconds)
+        if gaps:
+            self._observer.next_tokens(gaps)
 
     def ended(self, generation: Generation, reason: FinishReason, now: float) -> None:
         """A request has ended."""

@@ -5,11 +5,12 @@ Each call is a sequence of one turn (START and END) under a correlation id of it
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from grok1_backend.engine.errors import EngineError, ErrorCode
+from grok1_backend.triton.handover import Handover
 from grok1_backend.triton.interface import (
     ABORT,
     ERROR,
@@ -24,8 +26,12 @@ from grok1_backend.triton.interface import (
     GROK1,
     INPUT_IDS,
     INTERNAL,
+    RELAYED,
     Tensors,
+    Values,
 )
+from grok1_backend.triton.relay import CallName, Part, Receiver, unpack
+from grok1_backend.triton.responses import drop_kept_tensors
 from grok1_backend.triton.values import from_tensor
 
 _ONE_TURN = (
@@ -57,55 +63,84 @@ class Caller:
     """A call's iterator may not go at its end: the stub forgets it a moment later, on a thread
     that does not hold Python's lock, and would free its arrays there if no one else had it."""
     _FORGOTTEN_SECONDS = 0.5
+    _LATE_SECONDS = 10.0
+    """How long after a call's own end its last event may wait to be taken."""
 
     def __init__(self) -> None:
+        self._name = uuid.uuid4().hex
+        self._numbers = itertools.count()
+        self._receivers: dict[str, Receiver] = {}
+        self._handover: Handover[Receiver, Part] = Handover("responses", self._receive)
         self._ended: deque[tuple[float, object]] = deque()
         self._lock = threading.Lock()
 
-    def replies(self, call: Call) -> Iterator[Tensors]:
-        """The responses as they come; blocks between them. To be read to its end.
+    def follow(self, call: Call, take: Callable[[Values], None]) -> None:
+        """Makes the call and returns when its last response was taken.
+
+        Args:
+          call: what to generate.
+          take: gets the outputs of each response, in order, on a thread that does so for all
+            calls: a step's responses to them come together. Once it has raised it gets no more.
 
         Raises:
-          EngineError: what `grok1` answered with.
+          EngineError: what `grok1` answered with, or INTERNAL after `take` has raised.
         """
         tensors = {name: array for name, array in call.settings.items() if name in _INPUTS}
         tensors[INPUT_IDS.name] = INPUT_IDS.tensor(call.prompt_ids)
-        finished = False
-        for reply in self._execute(
-            tensors, call.wanted, call.request_id, call.parameters, call.timeout
-        ):
-            finished = reply[FINISH_REASON.name].item() != b""
-            yield reply
-        if not finished:
-            raise EngineError(ErrorCode.INTERNAL, "grok1 ended without an answer")
+        receiver = Receiver(take)
+        name = self._new_name()
+        self._receivers[name.number] = receiver
+        try:
+            for outputs in self._execute(
+                name, tensors, call.wanted, call.request_id, call.parameters, call.timeout
+            ):
+                for part in unpack(outputs[RELAYED.name].item()):
+                    if other := self._receivers.get(part.number):  # None: it has failed here
+                        self._handover.put(other, part)
+            if not receiver.ended.wait(self._LATE_SECONDS):
+                raise EngineError(ErrorCode.INTERNAL, "grok1 ended without an answer")
+        finally:
+            del self._receivers[name.number]
+        if receiver.error is not None:
+            raise receiver.error
 
     def abort(self, call: Call) -> None:
         """Cancels the generation, if it runs."""
         tensors: Tensors = {ABORT.name: ABORT.tensor(call.request_id)}
-        for _ in self._execute(tensors, (FINISH_REASON.name,)):
+        for _ in self._execute(self._new_name(), tensors, (FINISH_REASON.name,)):
             pass
 
     def close(self) -> None:
         """Lets go of what is kept, while Python still runs."""
+        self._handover.close()
         time.sleep(self._FORGOTTEN_SECONDS)
         self._ended.clear()
+        drop_kept_tensors()
+
+    def _receive(self, waiting: Mapping[Receiver, Sequence[Part]]) -> None:
+        for receiver, parts in waiting.items():
+            receiver.receive(parts)
+
+    def _new_name(self) -> CallName:
+        return CallName(self._name, str(next(self._numbers)))
 
     def _execute(
         self,
+        name: CallName,
         tensors: Tensors,
         wanted: tuple[str, ...],
         request_id: str = "",
         parameters: Mapping[str, Any] | None = None,
         timeout: int = 0,
     ) -> Iterator[Tensors]:
-        tensors = tensors | {INTERNAL.name: INTERNAL.tensor(True)}
+        tensors = tensors | {INTERNAL.name: INTERNAL.tensor(str(name))}
         request = pb_utils.InferenceRequest(
             model_name=GROK1.name,
             request_id=request_id,
             correlation_id=uuid.uuid4().hex,
             flags=_ONE_TURN,
             inputs=[pb_utils.Tensor(name, array) for name, array in tensors.items()],
-            requested_output_names=[*wanted, ERROR.name],
+            requested_output_names=[*wanted, RELAYED.name, ERROR.name],
             parameters=dict(parameters or {}),
             timeout=timeout,
         )

@@ -8,20 +8,28 @@ module's own sends them.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from grok1_backend.engine.errors import EngineError, ErrorCode, invalid
 from grok1_backend.engine.requests import EventSink, FinishReason, GenerationRequest, TokenEvent
 from grok1_backend.triton.cancellation import CancellationWatch
-from grok1_backend.triton.interface import ABORT, DRAIN, INTERNAL, MAX_DRAIN_SECONDS
+from grok1_backend.triton.handover import Handover
+from grok1_backend.triton.interface import (
+    ABORT,
+    DRAIN,
+    INTERNAL,
+    MAX_DRAIN_SECONDS,
+    RELAYED,
+    Values,
+)
 from grok1_backend.triton.metrics import Metrics
-from grok1_backend.triton.outputs import event_tensors, merge, report
+from grok1_backend.triton.outputs import event_values, merge, report
 from grok1_backend.triton.parsing import ClientRequest, Generation, RequestParser
+from grok1_backend.triton.relay import CallName, Part, pack
 from grok1_backend.triton.requests import client_requests
-from grok1_backend.triton.responses import ResponseStream, answering
+from grok1_backend.triton.responses import ResponseStream, answering, drop_kept_tensors
 from grok1_backend.triton.values import from_tensor
 
 logger = logging.getLogger(__name__)
@@ -54,7 +62,9 @@ class EngineModel:
         stream = ResponseStream(request)
         with answering(stream):
             (client,) = client_requests(request)
-            stream.errors_as_outputs = INTERNAL.name in client.tensors
+            if INTERNAL.name in client.tensors:
+                name = from_tensor(INTERNAL, client.tensors[INTERNAL.name])
+                stream.call = CallName.parse(name)
             if ABORT.name in client.tensors:
                 self._abort(client, stream)
             elif DRAIN.name in client.tensors:
@@ -68,12 +78,13 @@ class EngineModel:
         self._sender.close()
         self._watch.close()
         self._metrics.close()
+        drop_kept_tensors()
 
     def _generate(self, client: ClientRequest, stream: ResponseStream) -> None:
         generation = self._parser.parse(client)
         request_id = generation.request.request_id
         self._engine.submit(generation.request, self._sender.sink(generation, stream))
-        if stream.errors_as_outputs:
+        if stream.call is not None:
             # A call holds one of few threads of the server until its first response: prompts that
             # wait in the queue would stall the running streams of the calling model.
             stream.send({}, final=False)
@@ -100,51 +111,79 @@ class EngineModel:
 
 
 class EventSender:
-    """A thread that sends events; what waits for one stream goes as one response."""
+    """Sends the engine's events; what waits for one stream goes as one response."""
 
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[tuple[ResponseStream, Generation, TokenEvent] | None]
-        self._events = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
-        self._thread.start()
+        self._handover: Handover[ResponseStream, tuple[Generation, TokenEvent]]
+        self._handover = Handover("responses", self._send_all)
 
     def sink(self, generation: Generation, stream: ResponseStream) -> Callable[[TokenEvent], None]:
         """What the engine calls with the events of a request."""
-        return lambda event: self._events.put((stream, generation, event))
+        return lambda event: self._handover.put(stream, (generation, event))
 
     def close(self) -> None:
         """Sends what is there and ends the thread."""
-        self._events.put(None)
-        self._thread.join()
+        self._handover.close()
 
-    def _run(self) -> None:
-        while (item := self._events.get()) is not None:
-            waiting: dict[ResponseStream, tuple[Generation, list[TokenEvent]]] = {}
-            last = False
-            while item is not None:
-                stream, generation, event = item
-                waiting.setdefault(stream, (generation, []))[1].append(event)
-                try:
-                    item = self._events.get_nowait()
-                    last = item is None
-                except queue.Empty:
-                    break
-            for stream, (generation, events) in waiting.items():
-                self._send(stream, generation, merge(events))
-            if last:
-                return
-
-    def _send(self, stream: ResponseStream, generation: Generation, event: TokenEvent) -> None:
-        try:
-            if event.error is not None:
-                stream.fail(event.error)
+    def _send_all(
+        self, waiting: Mapping[ResponseStream, Sequence[tuple[Generation, TokenEvent]]]
+    ) -> None:
+        callers: dict[str, dict[ResponseStream, Part]] = {}
+        for stream, happened in waiting.items():
+            last = happened[-1][1]
+            values = merge([_values(generation, event) for generation, event in happened])
+            if stream.call is None:
+                _send(stream, values, last)
             else:
-                tensors = event_tensors(
-                    event,
-                    log_probs=generation.return_log_probs,
-                    top_tokens=generation.return_top_tokens,
-                    prompt_text=generation.prompt_text,
-                )
-                stream.send(tensors, final=event.finish_reason is not None)
+                first = happened[0][1]
+                start = first.num_output_tokens - len(first.token_ids)
+                parts = callers.setdefault(stream.call.caller, {})
+                parts[stream] = _part(stream.call, stream.wanted, values, start, last)
+        for parts in callers.values():
+            _relay(parts)
+
+
+def _values(generation: Generation, event: TokenEvent) -> Values:
+    return event_values(
+        event,
+        log_probs=generation.return_log_probs,
+        top_tokens=generation.return_top_tokens,
+        prompt_text=generation.prompt_text,
+    )
+
+
+def _send(stream: ResponseStream, values: Values, last: TokenEvent) -> None:
+    try:
+        if last.error is not None:
+            stream.fail(last.error)
+        else:
+            stream.send(values, final=last.finish_reason is not None)
+    except Exception:
+        logger.exception("a response of request %s was not sent", last.request_id)
+
+
+def _part(
+    call: CallName, wanted: Collection[str], values: Values, start: int, last: TokenEvent
+) -> Part:
+    return Part(
+        number=call.number,
+        start=start,
+        tokens=last.num_output_tokens - start,
+        values={name: value for name, value in values.items() if name in wanted},
+        final=last.finish_reason is not None,
+        error=None if last.error is None else (last.error.code.value, last.error.message),
+    )
+
+
+def _relay(parts: Mapping[ResponseStream, Part]) -> None:
+    """Sends the parts as a response of the first of their calls that can, and ends what ends."""
+    packed = {RELAYED.name: pack(list(parts.values()))}
+    carried = False
+    for stream, part in parts.items():
+        try:
+            if not carried:
+                carried = stream.send(packed, final=part.final)
+            elif part.final:
+                stream.send({}, final=True)
         except Exception:
-            logger.exception("a response of request %s was not sent", event.request_id)
+            logger.exception("a response of call %s was not sent", stream.call)

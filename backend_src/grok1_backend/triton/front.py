@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -28,6 +28,8 @@ from grok1_backend.triton.interface import (
     STREAM,
     TEXT_OUTPUT,
     Tensors,
+    Values,
+    as_tensor,
 )
 from grok1_backend.triton.parsing import ClientRequest
 from grok1_backend.triton.requests import client_requests
@@ -47,11 +49,12 @@ class Answer:
     caller: Caller
     tokenizer: Tokenizer
 
-    def responses(self) -> Iterator[Tensors]:
-        """The outputs of a text model, response by response; to be read to its end."""
-        for reply in self.caller.replies(self.call):
-            text = response_text(self.tokenizer, reply)
-            yield reply | {TEXT_OUTPUT.name: TEXT_OUTPUT.tensor(text)}
+    def follow(self, take: Callable[[Values], None]) -> None:
+        """Hands the outputs of a text model to `take`, response by response, as `Caller.follow`."""
+        self.caller.follow(
+            self.call,
+            lambda reply: take({TEXT_OUTPUT.name: response_text(self.tokenizer, reply), **reply}),
+        )
 
     def abort(self) -> None:
         """Cancels the call, if it runs."""
@@ -132,9 +135,12 @@ class GenerateModel(TextFront):
         self.run(self._answer, answer, stream)
 
     def _answer(self, answer: Answer, stream: ResponseStream) -> None:
+        def take(outputs: Values) -> None:
+            with answering(stream):
+                stream.send(outputs, final=outputs[FINISH_REASON.name] != "")
+
         with answering(stream):
-            for outputs in answer.responses():
-                stream.send(outputs, final=outputs[FINISH_REASON.name].item() != b"")
+            answer.follow(take)
 
 
 class CompleteModel(TextFront):
@@ -163,14 +169,16 @@ class _Batch:
     def __init__(self, answers: Sequence[Answer], stream: ResponseStream) -> None:
         self._answers = answers
         self._stream = stream
-        self._outputs: dict[int, Tensors] = {}
+        self._outputs: dict[int, Values] = {}
         self._lock = threading.Lock()
 
     def answer(self, row: int) -> None:
         """Gets one answer; the last one sends the response, the first to fail ends all."""
         with answering(self._stream):
             try:
-                (outputs,) = self._answers[row].responses()
+                taken: list[Values] = []
+                self._answers[row].follow(taken.append)
+                (outputs,) = taken
             except EngineError as error:
                 self._stream.fail(error)  # first, or the others' ends would be the answer
                 abort_all([*self._answers[:row], *self._answers[row + 1 :]])
@@ -183,12 +191,12 @@ class _Batch:
                 self._stream.send(join_rows(rows), final=True)
 
 
-def join_rows(rows: Sequence[Tensors]) -> Tensors:
-    """Tensors of several prompts as one batch; lists of unlike length are filled at their ends.
+def join_rows(rows: Sequence[Values]) -> Tensors:
+    """Outputs of several prompts as one batch; lists of unlike length are filled at their ends.
 
     Token ids are filled with -1, other numbers with 0; `num_output_tokens` says where.
     """
-    return {name: _stack(name, [row[name] for row in rows]) for name in rows[0]}
+    return {name: _stack(name, [as_tensor(name, row[name]) for row in rows]) for name in rows[0]}
 
 
 def _stack(name: str, arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:

@@ -9,6 +9,7 @@ front.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from grok1_backend.engine.requests import (
 
 Tensors = dict[str, NDArray[np.generic]]
 """Tensors of one prompt by name, the batch dimension (1) in front; strings are bytes objects."""
+
+Values = dict[str, Any]
+"""Outputs of one prompt by name, as plain values or as tensors; `()` is a list without rows."""
 
 NUMPY = {
     "TYPE_BOOL": np.bool_,
@@ -48,7 +52,8 @@ class Output:
         if isinstance(value, str):
             value = value.encode()
         array: NDArray[np.generic] = np.asarray(value, dtype=NUMPY[self.data_type])
-        return array.reshape(1, *(array.shape or (1,)))
+        shape = array.shape if array.size else (0, *self.dims[1:])
+        return array.reshape(1, *(shape or (1,)))
 
 
 @dataclass(frozen=True)
@@ -288,10 +293,11 @@ PROMPT_TEXT = Input(
 
 INTERNAL = Input(
     "internal",
-    "TYPE_BOOL",
+    "TYPE_STRING",
     (1,),
-    "Sent by models that call this one. An empty response comes as soon as the request is taken "
-    "in, errors come as the output `error`, and only `abort` cancels.",
+    "Sent by models that call this one: the caller's name, `/`, the call's. An empty response, or "
+    "the output `error`, comes as soon as the request is taken in; what follows, as the output "
+    "`relayed` of any call of that caller. Only `abort` cancels.",
 )
 ABORT = Input(
     "abort",
@@ -388,7 +394,13 @@ ERROR = Output(
     "error",
     "TYPE_STRING",
     (2,),
-    "Code and message of what ended an `internal` request; in no other response.",
+    "Code and message of why an `internal` request was refused; in no other response.",
+)
+RELAYED = Output(
+    "relayed",
+    "TYPE_STRING",
+    (1,),
+    "The events of one step for several `internal` requests of one caller.",
 )
 PROMPT_IDS = Output("prompt_ids", "TYPE_INT32", (-1,), "The prompt as token ids.")
 
@@ -416,7 +428,7 @@ TEXT_OUTPUTS = (TEXT_OUTPUT, *TOKEN_OUTPUTS)
 GROK1 = Model(
     "grok1",
     (INPUT_IDS, PROMPT_TEXT, *ENGINE_SETTINGS, INTERNAL, ABORT, DRAIN),
-    (*TOKEN_OUTPUTS, TEXT_TRIM, PROMPT_TEXT, ERROR),
+    (*TOKEN_OUTPUTS, TEXT_TRIM, PROMPT_TEXT, ERROR, RELAYED),
     decoupled=True,
 )
 PREPROCESS = Model("grok1_preprocess", PROMPTS, (PROMPT_IDS, PROMPT_TEXT))
@@ -424,6 +436,7 @@ POSTPROCESS = Model(
     "grok1_postprocess",
     (*map(_as_input, (TOKEN_IDS, TEXT_TRIM)), PROMPT_TEXT),
     (TEXT_OUTPUT,),
+    max_batch_size=64,
 )
 ENSEMBLE = Model("grok1_ensemble", TEXT_INPUTS, TEXT_OUTPUTS, decoupled=True)
 GENERATE = Model("grok1_generate", TEXT_INPUTS, TEXT_OUTPUTS, decoupled=True)
@@ -431,6 +444,16 @@ COMPLETE = Model("grok1_complete", TEXT_INPUTS, TEXT_OUTPUTS, max_batch_size=64)
 MODELS = {
     model.name: model for model in (GROK1, PREPROCESS, POSTPROCESS, ENSEMBLE, GENERATE, COMPLETE)
 }
+
+OUTPUTS = {field.name: field for model in MODELS.values() for field in model.outputs}
+
+
+def as_tensor(name: str, value: Any) -> NDArray[np.generic]:
+    """An output's value as a tensor; one that is a tensor already stays as it is."""
+    if isinstance(value, np.ndarray):
+        return value
+    return OUTPUTS[name].tensor(value)
+
 
 PARAMETERS = {field.name: field for field in ENGINE_SETTINGS if field.scalar}
 """The settings that may come as request parameters."""

@@ -7,9 +7,10 @@ observes is kept, and a thread of this module's own hands it on a few times a se
 from __future__ import annotations
 
 import logging
+import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class Counter:
     values: tuple[str, ...] = ("",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Histogram:
     """Observations, in buckets."""
 
@@ -99,7 +100,10 @@ COUNTERS = (
 )
 QUEUE = Histogram("grok1_queue_seconds", "From submission to the first slot.")
 FIRST_TOKEN = Histogram("grok1_time_to_first_token_seconds", "From submission to the first token.")
-INTER_TOKEN = Histogram("grok1_inter_token_seconds", "From one token of a request to the next.")
+INTER_TOKEN = Histogram(
+    "grok1_inter_token_seconds",
+    "From one token of a request to the next; the requests of a step count once, with their mean.",
+)
 REQUEST = Histogram("grok1_request_seconds", "From submission to the end.")
 STEP_ROWS = Histogram("grok1_step_rows", "Slots that decode in a step.", _ROWS)
 HISTOGRAMS = (QUEUE, FIRST_TOKEN, INTER_TOKEN, REQUEST, STEP_ROWS)
@@ -121,8 +125,9 @@ class MetricsObserver(Observer):
     def first_token(self, seconds: float) -> None:
         self._kept.append((FIRST_TOKEN, seconds))
 
-    def next_token(self, seconds: float) -> None:
-        self._kept.append((INTER_TOKEN, seconds))
+    def next_tokens(self, seconds: Sequence[float]) -> None:
+        # One message to the server for each token would be too many.
+        self._kept.append((INTER_TOKEN, statistics.fmean(seconds)))
 
     def finished(self, reason: FinishReason, seconds: float) -> None:  # noqa: ARG002
         self._kept.append((REQUEST, seconds))

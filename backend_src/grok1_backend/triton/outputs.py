@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grok1_backend.engine.requests import TOP_TOKENS, FinishReason, TokenEvent
-from grok1_backend.triton.interface import GROK1, Tensors
+from grok1_backend.triton.interface import Values
+
+_OF_EACH_TOKEN = frozenset({"token_ids", "output_log_probs", "top_token_ids", "top_log_probs"})
+_OF_THE_FIRST = frozenset(
+    {"prompt_text", "prompt_log_probs", "prompt_top_ids", "prompt_top_log_probs"}
+)
 
 
-def event_tensors(
+def event_values(
     event: TokenEvent, *, log_probs: bool = False, top_tokens: int = 0, prompt_text: str = ""
-) -> Tensors:
+) -> Values:
     """All outputs of `grok1` for one event.
 
     Args:
@@ -23,59 +29,53 @@ def event_tensors(
       top_tokens: how many of the most likely tokens are wanted; at 0 there are no rows.
       prompt_text: what goes with the first event.
     """
-    shown = slice(None) if log_probs else slice(0)
     is_first = event.num_output_tokens == len(event.token_ids)
-    no_rows = np.empty((0, TOP_TOKENS))
-    values = {
+    return {
         "finish_reason": event.finish_reason.value if event.finish_reason else "",
         "token_ids": event.token_ids,
-        "output_log_probs": event.log_probs[shown],
+        "output_log_probs": event.log_probs[None] if log_probs else (),
         "cum_log_probs": event.cum_log_prob,
-        "top_token_ids": _columns(event.top_ids, top_tokens, -1),
-        "top_log_probs": _columns(event.top_log_probs, top_tokens, 0),
-        "prompt_log_probs": () if event.prompt_log_probs is None else event.prompt_log_probs,
-        "prompt_top_ids": no_rows if event.prompt_top_ids is None else event.prompt_top_ids,
-        "prompt_top_log_probs": (
-            no_rows if event.prompt_top_log_probs is None else event.prompt_top_log_probs
-        ),
+        "top_token_ids": _columns(event.top_ids, top_tokens, -1) if top_tokens else (),
+        "top_log_probs": _columns(event.top_log_probs, top_tokens, 0) if top_tokens else (),
+        "prompt_log_probs": _or_none(event.prompt_log_probs),
+        "prompt_top_ids": _or_none(event.prompt_top_ids),
+        "prompt_top_log_probs": _or_none(event.prompt_top_log_probs),
         "num_input_tokens": event.num_input_tokens,
         "num_output_tokens": event.num_output_tokens,
         "request_id": event.request_id,
         "text_trim": event.text_trim,
         "prompt_text": prompt_text if is_first else "",
     }
-    return {
-        field.name: field.tensor(values[field.name])
-        for field in GROK1.outputs
-        if field.name in values
-    }
+
+
+def _or_none(scores: NDArray[np.generic] | None) -> NDArray[np.generic] | tuple[()]:
+    return () if scores is None else scores[None]
 
 
 def _columns(values: NDArray[np.generic], count: int, filler: float) -> NDArray[np.generic]:
-    if not count:
-        return values[:0]
     shown = values.copy()
     shown[:, count:] = filler
-    return shown
+    return shown[None]
 
 
-def merge(events: Sequence[TokenEvent]) -> TokenEvent:
-    """Consecutive events of one request as a single one."""
-    if len(events) == 1:
-        return events[0]
-    return dataclasses.replace(
-        events[-1],
-        token_ids=tuple(token_id for event in events for token_id in event.token_ids),
-        log_probs=np.concatenate([event.log_probs for event in events]),
-        top_ids=np.concatenate([event.top_ids for event in events]),
-        top_log_probs=np.concatenate([event.top_log_probs for event in events]),
-        prompt_log_probs=events[0].prompt_log_probs,
-        prompt_top_ids=events[0].prompt_top_ids,
-        prompt_top_log_probs=events[0].prompt_top_log_probs,
-    )
+def merge(responses: Sequence[Values]) -> Values:
+    """The values of consecutive responses to one request as those of a single one."""
+    merged = dict(responses[-1])
+    if len(responses) > 1:
+        for name in merged.keys() & _OF_THE_FIRST:
+            merged[name] = responses[0][name]
+        for name in merged.keys() & _OF_EACH_TOKEN:
+            merged[name] = _joined([values[name] for values in responses])
+    return merged
 
 
-def report(request_id: str, reason: FinishReason | None) -> Tensors:
+def _joined(lists: Sequence[Any]) -> Any:
+    if isinstance(lists[0], tuple):
+        return tuple(itertools.chain.from_iterable(lists))
+    return np.concatenate(lists, axis=1)  # behind the batch dimension
+
+
+def report(request_id: str, reason: FinishReason | None) -> Values:
     """The outputs of a request that generates nothing: what became of the one that it names."""
     event = TokenEvent(
         request_id=request_id,
@@ -84,4 +84,4 @@ def report(request_id: str, reason: FinishReason | None) -> Tensors:
         top_ids=np.empty((0, TOP_TOKENS), np.int32),
         top_log_probs=np.empty((0, TOP_TOKENS), np.float32),
     )
-    return event_tensors(event)
+    return event_values(event)

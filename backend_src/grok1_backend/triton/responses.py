@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +12,16 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from grok1_backend.engine.errors import EngineError, ErrorCode
-from grok1_backend.triton.interface import ERROR, Tensors
+from grok1_backend.triton.interface import ERROR, Values, as_tensor
+from grok1_backend.triton.relay import CallName
 
 logger = logging.getLogger(__name__)
+
+_KEPT_TENSORS = 2048
+_KEPT_CHARACTERS = 64
+_sending = threading.Lock()
+"""Held while a response is sent: a tensor that is sent for the first time is copied into shared
+memory then, which two threads must not do to the same one at the same time."""
 
 
 def to_triton(error: EngineError) -> Any:
@@ -25,6 +33,32 @@ def _triton_code(code: ErrorCode) -> Any:
     # Triton has no code for a deadline. The client no longer waits: CANCELLED comes nearest.
     name = "CANCELLED" if code is ErrorCode.DEADLINE_EXCEEDED else code.name
     return getattr(pb_utils.TritonError, name)
+
+
+def output_tensor(name: str, value: Any) -> Any:
+    """An output's tensor for a response.
+
+    Those of short values that come again and again (no finish reason, an empty list, a token, a
+    count) are kept, in shared memory, where they are made and copied once.
+    """
+    kept = (
+        isinstance(value, int)
+        or (isinstance(value, str) and len(value) <= _KEPT_CHARACTERS)
+        or (isinstance(value, tuple) and len(value) <= 1)
+    )
+    return _kept_tensor(name, value) if kept else _new_tensor(name, value)
+
+
+def _new_tensor(name: str, value: Any) -> Any:
+    return pb_utils.Tensor(name, as_tensor(name, value))
+
+
+_kept_tensor = functools.lru_cache(_KEPT_TENSORS)(_new_tensor)
+
+
+def drop_kept_tensors() -> None:
+    """Lets go of what is kept, while Python and the shared memory still are."""
+    _kept_tensor.cache_clear()
 
 
 class ResponseStream:
@@ -43,9 +77,9 @@ class ResponseStream:
         """
         self._sender = request.get_response_sender()
         self.wanted = frozenset(request.requested_output_names() if wanted is None else wanted)
-        self.errors_as_outputs = False
-        """Where a model of this server called: such a call loses the code of an error, and waits
-        for ever when a stream ends with one."""
+        self.call: CallName | None = None
+        """Where a model of this server called. Such a call loses the code of an error, and waits
+        for ever when a stream ends with one: it gets errors as an output."""
         self._lock = threading.Lock()
         self._open = True
 
@@ -54,16 +88,16 @@ class ResponseStream:
         """Whether the final response is still to come."""
         return self._open
 
-    def send(self, outputs: Tensors, *, final: bool) -> None:
-        """Sends a response with those of the outputs that are wanted."""
+    def send(self, outputs: Values, *, final: bool) -> bool:
+        """Sends a response with those of the outputs that are wanted; False after the final one."""
         tensors = [
-            pb_utils.Tensor(name, array) for name, array in outputs.items() if name in self.wanted
+            output_tensor(name, value) for name, value in outputs.items() if name in self.wanted
         ]
-        self._send(pb_utils.InferenceResponse(tensors), final)
+        return self._send(pb_utils.InferenceResponse(tensors), final)
 
     def fail(self, error: EngineError) -> None:
         """Ends the request with an error."""
-        if self.errors_as_outputs:
+        if self.call is not None:
             texts = [error.code.value.encode(), error.message.encode()]
             tensor = pb_utils.Tensor(ERROR.name, ERROR.tensor(texts))
             self._send(pb_utils.InferenceResponse([tensor]), True)
@@ -75,13 +109,15 @@ class ResponseStream:
         with self._lock:
             return self._open and bool(self._sender.is_cancelled())
 
-    def _send(self, response: Any, final: bool) -> None:
+    def _send(self, response: Any, final: bool) -> bool:
         with self._lock:
             if not self._open:
-                return
+                return False
             self._open = not final
             flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-            self._sender.send(response, flags=flags)
+            with _sending:
+                self._sender.send(response, flags=flags)
+        return True
 
 
 @contextlib.contextmanager
@@ -96,7 +132,7 @@ def answering(stream: ResponseStream) -> Iterator[None]:
         stream.fail(EngineError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"))
 
 
-def respond(request: Any, answer: Callable[[Any], Tensors]) -> Any:
+def respond(request: Any, answer: Callable[[Any], Values]) -> Any:
     """The response of a model that answers within `execute`.
 
     Args:
@@ -108,5 +144,5 @@ def respond(request: Any, answer: Callable[[Any], Tensors]) -> Any:
     except EngineError as error:
         return pb_utils.InferenceResponse(error=to_triton(error))
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor(name, array) for name, array in outputs.items()]
+        [output_tensor(name, value) for name, value in outputs.items()]
     )

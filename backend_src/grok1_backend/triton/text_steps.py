@@ -18,6 +18,7 @@ from grok1_backend.triton.interface import (
     TEXT_TRIM,
     TOKEN_IDS,
     Tensors,
+    Values,
 )
 from grok1_backend.triton.parsing import ClientRequest
 from grok1_backend.triton.values import from_tensor
@@ -53,20 +54,38 @@ def read_prompt(tokenizer: Tokenizer, client: ClientRequest) -> Prompt:
     return Prompt(list(value), text.decode(errors="replace"))
 
 
-def response_text(tokenizer: Tokenizer, reply: Tensors) -> str:
+def response_text(tokenizer: Tokenizer, reply: Values) -> str:
     """The text of one response of `grok1`.
 
     Args:
       tokenizer: of the model.
-      reply: the outputs of `grok1`; `NEEDED` are used.
+      reply: plain values of `NEEDED`, and perhaps of others.
+
+    Raises:
+      EngineError: INVALID_ARG if they are not what `grok1` sends.
+    """
+    text = group_text(tokenizer.token_bytes, reply[TOKEN_IDS.name], reply[TEXT_TRIM.name])
+    prompt: str = reply[PROMPT_TEXT.name]
+    return prompt + text
+
+
+def response_texts(tokenizer: Tokenizer, tensors: Tensors) -> list[str]:
+    """The texts of a batch of responses of `grok1`.
+
+    Args:
+      tokenizer: of the model.
+      tensors: `NEEDED`, [n, ...] for n responses.
 
     Raises:
       EngineError: INVALID_ARG if one of them is missing, or not what `grok1` sends.
     """
     for field in NEEDED:
-        if field.name not in reply:
+        if field.name not in tensors:
             raise invalid(field.name, None, "needed to make text of tokens")
-    ids = reply[TOKEN_IDS.name].reshape(-1).tolist()
-    text = group_text(tokenizer.token_bytes, ids, reply[TEXT_TRIM.name].item())
-    prompt: str = from_tensor(PROMPT_TEXT, reply[PROMPT_TEXT.name])
-    return prompt + text
+    return [
+        response_text(
+            tokenizer,
+            {field.name: from_tensor(field, tensors[field.name][row]) for field in NEEDED},
+        )
+        for row in range(len(tensors[TOKEN_IDS.name]))
+    ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from grok1_backend.triton.environment import load_tokenizer
-from grok1_backend.triton.interface import POSTPROCESS, TEXT_OUTPUT, Tensors
+from grok1_backend.triton.interface import POSTPROCESS, TEXT_OUTPUT, Values
 from grok1_backend.triton.model_config import complete
-from grok1_backend.triton.requests import client_requests
 from grok1_backend.triton.responses import respond
-from grok1_backend.triton.text_steps import response_text
+from grok1_backend.triton.text_steps import response_texts
 
 
 class TritonPythonModel:
@@ -28,7 +29,9 @@ class TritonPythonModel:
         """One response for each request."""
         return [respond(request, self._decode) for request in requests]
 
-    def _decode(self, request: Any) -> Tensors:
-        (client,) = client_requests(request)
-        text = response_text(self._tokenizer, client.tensors)
-        return {TEXT_OUTPUT.name: TEXT_OUTPUT.tensor(text)}
+    def _decode(self, request: Any) -> Values:
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        texts = response_texts(self._tokenizer, tensors)
+        if len(texts) == 1:
+            return {TEXT_OUTPUT.name: texts[0]}
+        return {TEXT_OUTPUT.name: np.array([[text.encode()] for text in texts], np.object_)}

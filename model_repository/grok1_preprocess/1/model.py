@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from grok1_backend.triton.environment import load_tokenizer
-from grok1_backend.triton.interface import PREPROCESS, PROMPT_IDS, PROMPT_TEXT, Tensors
+from grok1_backend.triton.interface import PREPROCESS, PROMPT_IDS, PROMPT_TEXT, Values
 from grok1_backend.triton.model_config import complete
 from grok1_backend.triton.requests import client_requests
 from grok1_backend.triton.responses import respond
@@ -28,10 +28,10 @@ class TritonPythonModel:
         """One response for each request."""
         return [respond(request, self._encode) for request in requests]
 
-    def _encode(self, request: Any) -> Tensors:
+    def _encode(self, request: Any) -> Values:
         (client,) = client_requests(request)
         prompt = read_prompt(self._tokenizer, client)
         return {
             PROMPT_IDS.name: PROMPT_IDS.tensor(prompt.ids),
-            PROMPT_TEXT.name: PROMPT_TEXT.tensor(prompt.text),
+            PROMPT_TEXT.name: prompt.text,
         }
