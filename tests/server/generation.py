@@ -116,6 +116,15 @@ class Stream:
             final = response.final
             yield response
 
+    def collect(self, requests: int) -> dict[str, list[Response]]:
+        """All responses of so many requests that were sent, by request id, in their order."""
+        answers: dict[str, list[Response]] = {}
+        while requests:
+            response = self.receive()
+            answers.setdefault(response.request_id, []).append(response)
+            requests -= response.final
+        return answers
+
     def ask(
         self, model: str, *, options: dict[str, Any] | None = None, **inputs: Any
     ) -> list[Response]:

@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
-from generation import Response, Stream, eventually, metric, text_of, tokens_of
+from generation import Response, Stream, text_of, tokens_of
 from tritonclient.utils import InferenceServerException
 
 from grok1_backend.text.tokenizer import Tokenizer
@@ -81,40 +81,9 @@ def test_turns_sent_without_waiting_are_served_in_order(grpc_url: str) -> None:
                 "request_id": str(number),
             }
             stream.send("grok1_ensemble", options=options, text_input=text, **GREEDY)
-        received: dict[str, list[Response]] = {}
-        while sum(responses[-1].final for responses in received.values()) < 3:
-            response = stream.receive()
-            received.setdefault(response.request_id, []).append(response)
+        received = stream.collect(3)
     assert list(received) == ["0", "1", "2"]
     assert [text_of(received[str(n)]) for n in range(3)] == [text_of(r) for r in waited]
-
-
-def test_more_conversations_than_slots_all_go_on(grpc_url: str, metrics_url: str) -> None:
-    count = 4 * int(metric(metrics_url, "grok1_slots"))
-    with Stream(grpc_url) as stream:
-        for key in range(count):
-            turn(stream, f"open-{key}", 0, 2, text_input=TURNS[0])
-        assert eventually(lambda: metric(metrics_url, "grok1_sessions") >= count, 2)
-        ends = [turn(stream, f"open-{key}", 1, 2, text_input=TURNS[1]) for key in range(count)]
-    assert len({text_of(responses) for responses in ends}) == 1
-
-
-def test_short_sequences_leave_nothing_behind(grpc_url: str, metrics_url: str) -> None:
-    with Stream(grpc_url) as stream:
-        for key in range(1000):
-            options = {"sequence_id": f"s{key}", "sequence_start": True, "sequence_end": True}
-            stream.send("grok1", options=options, input_ids=[5 + key], max_tokens=1)
-        finals = 0
-        while finals < 1000:
-            finals += stream.receive().final
-    assert eventually(
-        lambda: (
-            metric(metrics_url, "grok1_sessions") == 0
-            and metric(metrics_url, "grok1_kv_pages_used") == 0
-            and metric(metrics_url, "grok1_requests_running") == 0
-        ),
-        2,
-    )
 
 
 def test_a_turn_that_does_not_fit_is_refused_and_the_sequence_goes_on(grpc_url: str) -> None:
