@@ -243,9 +243,12 @@ class TritonServer:
         self._read_log()
 
     def _is_ready(self) -> bool:
+        ready = f"{self.options.http_url}/v2/health/ready"
         try:
-            with urllib.request.urlopen(f"{self.options.http_url}/v2/health/ready", timeout=5):
-                return True
+            # The port of the metrics is opened last, after the server says that it is ready.
+            for url in (ready, self.options.metrics_url):
+                urllib.request.urlopen(url, timeout=5).close()
+            return True
         except (urllib.error.URLError, OSError):
             return False
 
