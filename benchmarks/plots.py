@@ -82,9 +82,32 @@ def engine_parts(runs: Mapping[str, Any]) -> Any:
     return figure
 
 
+def scale(runs: Mapping[str, Any]) -> Any:
+    """How steps and admissions grow, a panel for each thing that does; a slope of 1 is linear."""
+    rows = runs["scale"]["rows"]
+    figure, panels = plt.subplots(1, 4, figsize=(13, 3.4), sharey=True)
+    axes_names = dict.fromkeys(row["details"]["by"] for row in rows)
+    lines = dict.fromkeys(row["details"]["what"] for row in rows)
+    for axes, by in zip(panels, axes_names, strict=True):
+        for what in lines:
+            line = [
+                row for row in rows if (row["details"]["what"], row["details"]["by"]) == (what, by)
+            ]
+            times = [row["ours"] * (1e6 if row["unit"] == "s" else 1) for row in line]
+            axes.plot([row["details"]["at"] for row in line], times, "o-", label=what)
+        axes.set_xscale("symlog" if by == "waiting requests" else "log", base=10)
+        axes.set_yscale("log")
+        axes.set_xlabel(by)
+    panels[0].set_ylabel("microseconds")
+    panels[-1].legend(fontsize="small")
+    figure.tight_layout()
+    return figure
+
+
 FIGURES = {
     "bench": (against_others, ("decode", "prefill")),
     "engine": (engine_parts, ("engine",)),
+    "scale": (scale, ("scale",)),
 }
 """Name of a figure to what draws it and the parts that it needs."""
 

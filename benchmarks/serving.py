@@ -1,0 +1,276 @@
+"""What the serving layer costs: tokens/s through tritonserver beside the engine alone.
+
+The same requests, all at one time: submitted to an engine in this process, and sent by
+perf_analyzer to a server's `grok1_generate` and `grok1_ensemble`, as streams with a response for
+each token. They take turns. CPU time is that of each process; client and server share the cores.
+
+    python benchmarks/serving.py [--model DIR] [--slots N] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import queue
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from load_report import Load, read_loads
+from results import ROOT, Row
+
+from grok1_backend.engine.build import ModelDirectory, build_engine
+from grok1_backend.engine.engine import Engine
+from grok1_backend.engine.requests import GenerationRequest, SamplingParams, TokenEvent
+from grok1_backend.server import ServerOptions, TritonServer
+from grok1_backend.server.options import free_ports
+
+FOLDER = ROOT / ".cache" / "bench" / "serving"
+STREAMS = 32
+PROMPT_WORDS = 16
+FRONTS = ("grok1_generate", "grok1_ensemble")
+ALONE = "engine alone"
+CLIENT = "perf_analyzer"
+ATTEMPTS = 4
+"""perf_analyzer exports empty tensors as what is in its memory, and fails if that is no number."""
+# For sequences it names a request after its thread alone: with a thread each, no two are the same.
+ONE_SHOTS = ("--sequence-length=1", "--sequence-length-variation=0", f"--max-threads={STREAMS}")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, and how much each of the streams asks for in a round."""
+
+    name: str
+    directory: Path
+    slots: int | None
+    requests: int
+    tokens: int
+
+    @property
+    def total(self) -> int:
+        return self.requests * self.tokens
+
+
+@dataclasses.dataclass
+class Samples:
+    """What the rounds have given, in tokens/s, tokens a response and CPU microseconds a token."""
+
+    rates: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    responses: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    cpu: dict[str, dict[str, list[float]]] = dataclasses.field(default_factory=dict)
+    """By how it was served, then by process."""
+
+    def add(self, what: str, rate: float, cpu: Mapping[str, float]) -> None:
+        self.rates.setdefault(what, []).append(rate)
+        for process, microseconds in cpu.items():
+            self.cpu.setdefault(what, {}).setdefault(process, []).append(microseconds)
+
+
+def prompts(streams: int) -> list[str]:
+    """Distinct texts, which share no page of KV."""
+    rng = np.random.default_rng(0)
+    words = ["In", "the", "beginning", "and", "it", "came", "to", "pass", "that", "a", "king"]
+    return [" ".join(rng.choice(words, PROMPT_WORDS)) for _ in range(streams)]
+
+
+def engine_alone(engine: Engine, prompts: Sequence[tuple[int, ...]], case: Case) -> float:
+    """Tokens/s of the requests in this process, from the first submission to the last token."""
+    ended: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+    sampling = SamplingParams(temperature=0.0, max_tokens=case.tokens, ignore_eos=True, seed=0)
+
+    def take(event: TokenEvent) -> None:
+        if event.finish_reason is not None:
+            ended.put(event)
+
+    def submit(number: int) -> None:
+        prompt = prompts[number % len(prompts)]
+        engine.submit(
+            GenerationRequest(request_id=str(number), prompt=prompt, sampling=sampling), take
+        )
+
+    began = time.perf_counter()
+    for number in range(STREAMS):
+        submit(number)
+    for number in range(STREAMS, case.requests + STREAMS):
+        event = ended.get()
+        if event.error is not None:
+            raise event.error
+        if number < case.requests:
+            submit(number)
+    return case.total / (time.perf_counter() - began)
+
+
+def perf_analyzer(front: str, url: str, texts: Sequence[str], case: Case) -> tuple[Load, float]:
+    """Sends the requests; returns what it measured, and the CPU seconds that it took."""
+    settings = {"max_tokens": [case.tokens], "ignore_eos": [True], "temperature": [0]}
+    data = [{"text_input": [text], **settings} for text in texts]
+    inputs, export = FOLDER / "input.json", FOLDER / "profile.json"
+    inputs.write_text(json.dumps({"data": data}), encoding="utf-8")
+    command = [
+        *(str(Path(sys.prefix) / "bin" / "perf_analyzer"), "-m", front, "-i", "grpc", "-u", url),
+        *("--async", "--streaming", f"--input-data={inputs}", f"--profile-export-file={export}"),
+        *(f"--concurrency-range={STREAMS}", f"--request-count={case.requests}"),
+        *(ONE_SHOTS if front == "grok1_ensemble" else ()),
+    ]
+    for attempt in range(1, ATTEMPTS + 1):
+        export.unlink(missing_ok=True)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        try:
+            if done.returncode:
+                raise ValueError(done.stdout + done.stderr)
+            (load,) = read_loads(export)
+        except ValueError:
+            if attempt == ATTEMPTS:
+                raise
+            continue
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return load, seconds
+    raise AssertionError  # not reached
+
+
+def cpu_seconds(server: int) -> dict[str, float]:
+    """CPU time so far of the server and of the stub of each of its models."""
+    seconds: dict[str, float] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            _, _, status = (process / "stat").read_text().rpartition(")")
+            command = (process / "cmdline").read_text().split("\0")
+        except OSError:
+            continue  # it has ended
+        fields = status.split()
+        if server not in (int(process.name), int(fields[1])):
+            continue
+        models = [Path(word).parts[-3] for word in command if word.endswith("model.py")]
+        name = models[0] if models else "tritonserver"
+        seconds[name] = (int(fields[11]) + int(fields[12])) / TICKS
+    return seconds
+
+
+def measure_case(case: Case, rounds: int) -> Samples:
+    """Takes turns, after a round that only warms up."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    directory = ModelDirectory.read(case.directory, num_slots=case.slots)
+    assert directory.tokenizer is not None
+    texts = prompts(STREAMS)
+    ids = [tuple(directory.tokenizer.encode(text)) for text in texts]
+    http_port, grpc_port, metrics_port = free_ports(3)
+    options = ServerOptions(
+        model_repositories=(ROOT / "model_repository",),
+        model=case.directory,
+        slots=case.slots,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        cache_dir=FOLDER,
+        log_file=FOLDER / "tritonserver.log",
+    )
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(FOLDER / "jax"))
+    short = dataclasses.replace(case, requests=STREAMS, tokens=4)
+    samples = Samples()
+    engine = build_engine(directory, progress=lambda _: None)
+    with engine, TritonServer(options, start_timeout=900) as server:
+        for number in range(rounds + 1):
+            run = case if number else short
+            began = time.process_time()
+            rate = engine_alone(engine, ids, run)
+            engine_cpu = (time.process_time() - began) / run.total * 1e6
+            if number:
+                samples.add(ALONE, rate, {"engine": engine_cpu})
+            for front in FRONTS:
+                before = cpu_seconds(server.pid)
+                load, client = perf_analyzer(front, options.grpc_url, texts, run)
+                after = cpu_seconds(server.pid)
+                assert load.tokens_per_second is not None
+                if number:
+                    cpu = {name: (after[name] - before[name]) / run.total * 1e6 for name in after}
+                    samples.add(
+                        front, load.tokens_per_second, {**cpu, CLIENT: client / run.total * 1e6}
+                    )
+                    share = load.responses_per_second / load.tokens_per_second
+                    samples.responses.setdefault(front, []).append(share)
+    return samples
+
+
+def rows_of(case: Case, samples: Samples) -> list[Row]:
+    """Rates beside the engine's, and the CPU time of every process that took a part."""
+    rows = [
+        Row(
+            name=f"{front}, {STREAMS} streams, {case.name} model",
+            unit="tokens/s",
+            ours=samples.rates[front],
+            peers={ALONE: samples.rates[ALONE]},
+            details={
+                "responses_per_token": statistics.median(samples.responses[front]),
+                "requests": case.requests,
+                "tokens": case.tokens,
+            },
+        )
+        for front in FRONTS
+    ]
+    for what, processes in samples.cpu.items():
+        rows += [
+            Row(name=f"CPU a token, {case.name} model, {what}: {process}", unit="µs", ours=taken)
+            for process, taken in processes.items()
+            if statistics.median(taken) >= 1
+        ]
+    return rows
+
+
+def measure(bench_model: Path, rounds: int) -> list[Row]:
+    """The bench model's rows, and those of the embedded model, whose engine is much faster."""
+    cases = (
+        Case(name="bench", directory=bench_model, slots=None, requests=32, tokens=64),
+        Case(
+            name="embedded",
+            directory=ROOT / "embedded_model",
+            slots=STREAMS,
+            requests=64,
+            tokens=128,
+        ),
+    )
+    rows: list[Row] = []
+    for case in cases:
+        made = rows_of(case, measure_case(case, rounds))
+        show(made)
+        rows += made
+    return rows
+
+
+def show(rows: Sequence[Row]) -> None:
+    for row in rows:
+        record = row.record()
+        ratio = f"{record['ratio']:.2f} of the {ALONE}" if "ratio" in record else ""
+        print(f"{row.name:70s} {record['ours']:9.1f} {row.unit:9s} {ratio}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=ROOT / "embedded_model")
+    parser.add_argument("--slots", type=int, default=STREAMS)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    case = Case(
+        name=options.model.name,
+        directory=options.model,
+        slots=options.slots,
+        requests=options.requests,
+        tokens=options.tokens,
+    )
+    show(rows_of(case, measure_case(case, options.rounds)))
+
+
+if __name__ == "__main__":
+    main()
