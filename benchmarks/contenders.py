@@ -108,8 +108,8 @@ class Contenders:
         if not path.exists():
             weights = self.folder / "weights.npz"
             np.savez(weights, **random_leaves("float32"))
-            script = [HERE / "peers" / "make_gguf.py", SIZES, weights, path, kind]
-            subprocess.run([self._python("llama.cpp"), *script], check=True)
+            command: list[str | Path] = [self._python("llama.cpp"), HERE / "peers" / "make_gguf.py"]
+            subprocess.run([*command, SIZES, weights, path, kind], check=True)
             weights.unlink()
         return path
 
@@ -119,6 +119,7 @@ class Contenders:
 
     def _start(self, name: str) -> Worker:
         environment = {}
+        command: list[str | Path]
         if name in OURS:
             command = [sys.executable, HERE / "ours.py", self.model(name)]
             environment["JAX_COMPILATION_CACHE_DIR"] = str(self.folder / "jax")

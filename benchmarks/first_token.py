@@ -28,6 +28,7 @@ from grok1_backend.server.options import free_ports
 PROMPTS = (64, 512)
 TOKENS = 4
 START_SECONDS = 120.0
+OURS = "ours"
 Ask = Callable[[list[int]], float]
 """Sends a prompt and returns the seconds until its first token."""
 
@@ -118,38 +119,51 @@ def _wait_until_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(contenders: Contenders, rounds: int) -> list[Row]:
-    """Rows for each length of `PROMPTS`; a server that does not start is left out."""
+    """Rows for each length of `PROMPTS`; a peer that fails is left out."""
     with contextlib.ExitStack() as stack:
-        servers = {"ours": stack.enter_context(ours(contenders.model("int8"), contenders.folder))}
-        os.killpg(servers["ours"][0], signal.SIGSTOP)
-        for name, kind in LLAMA_CPP.items() if contenders.peers else ():
+        model = contenders.model("int8")
+        servers = {OURS: stack.enter_context(ours(model, contenders.folder))}
+        os.killpg(servers[OURS][0], signal.SIGSTOP)
+        for name, kind in LLAMA_CPP.items():
+            if contenders.peers is None:
+                continue
             server = f"{name} server"
             log = contenders.folder / f"{server.replace(' ', '-')}.log"
             try:
                 running = llama_server(contenders.gguf(kind), contenders.peers, log)
                 servers[server] = stack.enter_context(running)
-            except (OSError, RuntimeError) as error:
+            except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
                 contenders.missing[server] = str(error)
                 continue
             os.killpg(servers[server][0], signal.SIGSTOP)
-        return [_row(length, servers, rounds) for length in PROMPTS]
+        return [_row(length, servers, contenders.missing, rounds) for length in PROMPTS]
 
 
-def _row(length: int, servers: dict[str, tuple[int, Ask]], rounds: int) -> Row:
+def _row(
+    length: int, servers: dict[str, tuple[int, Ask]], missing: dict[str, str], rounds: int
+) -> Row:
     """The servers take turns; the others are stopped meanwhile. The first round warms up."""
     samples: dict[str, list[float]] = {name: [] for name in servers}
     for number in range(rounds + 1):
         (prompt,) = prompts(number, 1, length, CONFIG.vocab_size)
-        for name, (group, ask) in servers.items():
+        for name in list(samples):
+            group, ask = servers[name]
             os.killpg(group, signal.SIGCONT)
-            seconds = ask(prompt)
+            try:
+                seconds = ask(prompt)
+            except (OSError, RuntimeError, http.client.HTTPException) as error:
+                if name == OURS:
+                    raise
+                missing[name] = str(error)
+                del samples[name]
+                continue
             os.killpg(group, signal.SIGSTOP)
             if number:
                 samples[name].append(seconds)
     return Row(
         name=f"time to first token, {length} tokens, through the server",
         unit="s",
-        ours=samples.pop("ours"),
+        ours=samples.pop(OURS),
         peers=samples,
         details={"prompt": length},
     )

@@ -9,6 +9,7 @@ they do when Triton sends them: continuous batching, pages, the sampler, events 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import threading
 import time
@@ -69,7 +70,7 @@ def main() -> None:
             request = GenerationRequest(
                 request_id=str(count), prompt=tuple(prompt), sampling=sampling
             )
-            engine.submit(request, lambda event, came=came: take(event, came))
+            engine.submit(request, functools.partial(take, came=came))
         for _ in batch:
             ended.acquire()
         if errors:
