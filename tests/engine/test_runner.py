@@ -221,6 +221,18 @@ def test_steps_compute_two_experts_a_token(runner: ModelRunner, golden: dict[str
 DECODE = DecodeRow(slot=0, pages=PAGES[0])
 
 
+def test_a_step_keeps_what_it_took_over_until_it_is_read(
+    runner: ModelRunner, golden: dict[str, Any]
+) -> None:
+    """Else the host waits for the step, instead of working while the device does."""
+    prompt = prompt_of(golden, "len5")
+    generate(runner, {0: prompt}, 1)
+    before = runner._pool, runner._state
+    step = runner.decode([DecodeRow(slot=0, pages=PAGES[0])])
+    assert [id(array) for array in step.donated] == [id(array) for array in before]
+    assert all(array.is_deleted() for array in jax.tree.leaves(step.donated))
+
+
 def test_recovery_begins_anew(runner: ModelRunner, golden: dict[str, Any]) -> None:
     prompt = prompt_of(golden, "len5")
     generate(runner, {0: prompt}, 3)

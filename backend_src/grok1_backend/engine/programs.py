@@ -103,7 +103,10 @@ def _score(
 
 @dataclass(frozen=True)
 class Programs:
-    """The jitted functions, not yet compiled. Pools and states are donated."""
+    """The jitted functions, not yet compiled. Pools and states are donated.
+
+    Samplers give the new state and `SampleOutput.packed`.
+    """
 
     start: Any
     prefill: Any
@@ -123,7 +126,10 @@ def build(
     logits_and_pool = (LOGITS_SPEC, POOL_SPECS)
 
     def sampler(variant: Variant) -> Any:
-        function = functools.partial(sample, variant=variant, axis_name=axis)
+        def function(state: DecodeState, logits: Any, slots: Any, advance: Any) -> Any:
+            state, output = sample(state, logits, slots, advance, variant, axis)
+            return state, output.packed()
+
         sharded = jax.shard_map(
             function,
             mesh=mesh,

@@ -25,10 +25,11 @@ from grok1_backend.engine import programs
 from grok1_backend.engine.compilations import compilations
 from grok1_backend.engine.compiler_options import compiler_options
 from grok1_backend.engine.decode_state import initial_state, slot_start
+from grok1_backend.engine.huge_pages import collapse
 from grok1_backend.engine.requests import SamplingParams
 from grok1_backend.engine.runner_api import DecodeRow, PrefillRow, PromptScores, StepOutput
 from grok1_backend.engine.runner_settings import RunnerSettings, bucket
-from grok1_backend.engine.sampler import SampleOutput, Variant
+from grok1_backend.engine.sampler import Variant
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.parameters import Parameters
 from grok1_backend.model.steps import StepInput, pool_creator
@@ -44,29 +45,23 @@ COMPILE_THREADS = 2
 class Step:
     """A dispatched step; its first `rows` rows are real."""
 
-    output: SampleOutput
+    packed: jax.Array  # `SampleOutput.packed`
     rows: int
+    donated: list[Any]
+    """Arrays that this step and what came before it took over. On CPU the host would wait where it
+    lets go of one before the program that took it has run."""
 
     def result(self) -> StepOutput:
         """Waits for the device."""
-        ids, log_probs, top_ids, top_log_probs, finite = (
-            array[: self.rows]
-            for array in jax.device_get(
-                (
-                    self.output.ids,
-                    self.output.log_probs,
-                    self.output.top_ids,
-                    self.output.top_log_probs,
-                    self.output.finite,
-                )
-            )
-        )
+        output = np.asarray(self.packed)[: self.rows]
+        floats, last = output.view(np.float32), output.shape[1] - 1
+        tops = (last - 2) // 2
         return StepOutput(
-            token_ids=ids,
-            log_probs=log_probs,
-            top_ids=top_ids,
-            top_log_probs=top_log_probs,
-            finite=finite,
+            token_ids=output[:, 0],
+            log_probs=floats[:, 1],
+            top_ids=output[:, 2 : 2 + tops],
+            top_log_probs=floats[:, 2 + tops : last],
+            finite=output[:, last] > 0,
         )
 
 
@@ -117,6 +112,7 @@ class ModelRunner:
         dtype = jnp.dtype(settings.dtype)
         replicated = NamedSharding(mesh, P())
         self._parameters = parameters
+        collapse(parameters)
         self._create_pool = pool_creator(config, mesh, self.num_pages, self.page_size, dtype)
         state = functools.partial(initial_state, self.num_slots, self.vocab_size)
         self._create_state = jax.jit(state, out_shardings=replicated).lower().compile()
@@ -133,7 +129,9 @@ class ModelRunner:
 
     def recover(self) -> None:
         # A step that raised may have taken the donated buffers with it.
+        self._donated: list[Any] = []
         self._pool = self._create_pool()
+        collapse(self._pool)
         self._state = self._create_state()
         # What each slot needs of the sampler.
         self._variants = [Variant.GREEDY] * self.num_slots
@@ -154,11 +152,13 @@ class ModelRunner:
         )
         self._variants[slot] = Variant.of(sampling)
         run = self._compiled["start", start.edits is not None]
+        self._donated.append(self._state)
         self._state = run(self._state, np.asarray(slot, np.int32), start)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> Step:
         step = self._prefill_input(rows)
         run = self._compiled["prefill", *step.tokens.shape]
+        self._donated.append(self._pool)
         logits, self._pool = run(self._parameters, self._pool, step)
         return self._sample(logits, [row.slot for row in rows], [row.sample for row in rows])
 
@@ -168,10 +168,13 @@ class ModelRunner:
         targets = np.full((step.tokens.shape[1],), -1, np.int32)
         targets[:length] = [*row.tokens[1:], next_token]
         run = self._compiled["score", step.tokens.shape[1]]
+        self._donated.append(self._pool)
         logits, scores, self._pool = run(self._parameters, self._pool, step, targets)
         sampled = self._sample(logits, [row.slot], [row.sample])
         log_probs, top_ids, top_log_probs = scores
-        return ScoredStep(sampled.output, 1, log_probs, top_ids, top_log_probs, length)
+        return ScoredStep(
+            sampled.packed, 1, sampled.donated, log_probs, top_ids, top_log_probs, length
+        )
 
     def decode(self, rows: Sequence[DecodeRow]) -> Step:
         padded = bucket(len(rows), self.settings.decode_rows)
@@ -179,6 +182,7 @@ class ModelRunner:
         table = self._block_table([row.pages for row in rows], padded)
         run = self._compiled["decode", padded]
         state = self._state
+        self._donated.append(self._pool)
         logits, self._pool = run(
             self._parameters, self._pool, state.last_token, state.length, slots, table
         )
@@ -214,10 +218,12 @@ class ModelRunner:
         ]
         run = self._compiled["sample", rows, max(drawing, default=Variant.GREEDY)]
         moves = np.array(advance + [False] * (rows - len(slots)), np.bool_)
-        self._state, output = run(self._state, logits, self._slots(slots, rows), moves)
-        for array in jax.tree.leaves(output):
-            array.copy_to_host_async()
-        return Step(output, len(slots))
+        self._donated.append(self._state)
+        self._state, packed = run(self._state, logits, self._slots(slots, rows), moves)
+        packed.copy_to_host_async()
+        step = Step(packed, len(slots), self._donated)
+        self._donated = []
+        return step
 
     def _compile_all(self, mesh: Mesh, progress: Progress) -> None:
         """Compiles every executable, in the order in which a request would need them."""
