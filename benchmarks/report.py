@@ -66,6 +66,12 @@ TARGETS = (
     ),
     Target("prefill of 512, ÷ vLLM", "prefill, 512 tokens, int8", "vLLM Mixtral F32", 1.2),
     Target("prefill of 512, ÷ floor", "prefill, 512 tokens, int8", "floor", 0.7),
+    *(
+        Target(f"{front}, {model} model, ÷ engine alone", row, "engine alone", 0.9)
+        for model in ("bench", "embedded")
+        for front in ("grok1_generate", "grok1_ensemble")
+        for row in [f"{front}, 32 streams, {model} model"]
+    ),
     Target("warm start, CPU s", "start-up, warm, CPU", "1", 10, at_most=True),
 )
 
@@ -118,6 +124,19 @@ def comparison(rows: Sequence[Record]) -> str:
         )
     header = ["what", "ours", "best peer", "ours ÷ peer", "floor", "ours ÷ floor"]
     return markdown([*header, "experts touched", "KV length"], lines)
+
+
+def growth(rows: Sequence[Record]) -> str:
+    """What a figure is at each point of an axis; a line for each figure and axis."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        details = row["details"]
+        point = f"{details['at']:,}: {figure(row['ours'], row['unit'])}"
+        lines.setdefault((details["what"], details["by"]), []).append(point)
+    return markdown(
+        ["what", "by", "at: time"],
+        [[what, by, "; ".join(points)] for (what, by), points in lines.items()],
+    )
 
 
 def peers(rows: Sequence[Record]) -> str:
@@ -176,6 +195,11 @@ def tables(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     everything = [row for part in rows.values() for row in part]
     compared = [row for name in ("decode", "prefill", "first_token") for row in rows.get(name, ())]
     made = {name: comparison(part) for name, part in rows.items()}
+    if "scale" in rows:
+        made["scale"] = growth(rows["scale"])
+    if "serving" in rows:
+        made["serving"] = comparison([row for row in rows["serving"] if "ratio" in row])
+        made["serving_cpu"] = comparison([row for row in rows["serving"] if "ratio" not in row])
     if compared:
         made |= {"peers": peers(compared), "behind": behind(compared)}
     if "decode" in runs:

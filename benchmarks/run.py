@@ -25,6 +25,8 @@ from machine import Rates, describe
 from results import RESULTS, ROOT, Row, Run
 
 CORES = 2
+FEW_ROUNDS = 3
+"""The most for parts in which a round takes long."""
 SAMPLER_ROUNDS = 30
 FOLDER = ROOT / ".cache" / "bench"
 
@@ -72,6 +74,10 @@ class Bench:
     contenders: Contenders
     rates: Rates
     rounds: int
+
+    @property
+    def few_rounds(self) -> int:
+        return min(self.rounds, FEW_ROUNDS)
 
     def take_turns(
         self, names: Sequence[str], command: str, **arguments: int
@@ -168,18 +174,18 @@ class Bench:
     def serving(self) -> list[Row]:
         import serving
 
-        return serving.measure(self.contenders.model("int8"), self.rounds)
+        return serving.measure(self.contenders.model("int8"), self.few_rounds)
 
     def startup(self) -> list[Row]:
         import startup
 
-        found = startup.measure(ROOT / "embedded_model", self.rounds)
+        found = startup.measure(ROOT / "embedded_model", self.few_rounds)
         return [Row(name=row.name, unit=row.unit, ours=row.samples) for row in found]
 
     def engine(self) -> list[Row]:
         import engine
 
-        return engine.measure(ROOT / "embedded_model", self.rounds)
+        return engine.measure(ROOT / "embedded_model", self.few_rounds)
 
     def sampler(self) -> list[Row]:
         import sampler
@@ -189,7 +195,7 @@ class Bench:
     def scale(self) -> list[Row]:
         import scale
 
-        return scale.measure(self.rounds)
+        return scale.measure(self.few_rounds)
 
     @property
     def parts(self) -> dict[str, Callable[[], list[Row]]]:

@@ -85,3 +85,19 @@ def test_the_page_says_what_the_results_say() -> None:
 )
 def test_numbers_have_three_digits_and_no_exponent(value: float | None, shown: str) -> None:
     assert report.number(value) == shown
+
+
+def test_growth_has_a_line_for_each_figure_and_axis() -> None:
+    rows = [
+        Row(
+            name="",
+            unit="s",
+            ours=[at / 1e3],
+            details={"what": "a step", "by": by, "at": at},
+        ).record()
+        for by, at in (("slots", 1), ("slots", 8), ("queue", 10_000))
+    ]
+    assert report.growth(rows).splitlines()[2:] == [
+        "| a step | slots | 1: 1 ms; 8: 8 ms |",
+        "| a step | queue | 10,000: 10 s |",
+    ]
