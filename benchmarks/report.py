@@ -105,16 +105,18 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def comparison(rows: Sequence[Record]) -> str:
-    """Ours, the best peer and the floor, and the two ratios."""
+    """Ours, the best peer and the floor, and the two ratios; a sole peer is named at the top."""
+    names = {row["peer_name"] for row in rows if "peer" in row}
+    sole = names.pop() if len(names) == 1 else None
     lines = []
     for row in rows:
         unit, details = row["unit"], row["details"]
-        peer = f"{figure(row['peer'], unit)} ({row['peer_name']})" if "peer" in row else ""
+        named = "" if sole or "peer" not in row else f" ({row['peer_name']})"
         lines.append(
             [
                 row["name"],
                 figure(row["ours"], unit),
-                peer,
+                figure(row.get("peer"), unit) + named,
                 f"**{number(row['ratio'])}**" if "ratio" in row else "",
                 figure(row.get("floor"), unit),
                 f"{row['floor_ratio']:.0%}" if "floor_ratio" in row else "",
@@ -122,8 +124,8 @@ def comparison(rows: Sequence[Record]) -> str:
                 number(details.get("kv_length")),
             ]
         )
-    header = ["what", "ours", "best peer", "ours ÷ peer", "floor", "ours ÷ floor"]
-    return markdown([*header, "experts touched", "KV length"], lines)
+    header = ["what", "ours", sole or "best peer", f"ours ÷ {sole or 'peer'}", "floor"]
+    return markdown([*header, "ours ÷ floor", "experts touched", "KV length"], lines)
 
 
 def growth(rows: Sequence[Record]) -> str:

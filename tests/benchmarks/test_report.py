@@ -26,11 +26,20 @@ def decode(ours: float, peer: float, floor: float = 100.0) -> dict[str, Any]:
 def test_a_comparison_shows_ours_the_peer_and_the_floor() -> None:
     header, rule, line = report.comparison([decode(50, 40)]).splitlines()
     assert rule == "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    assert header.startswith("| what | ours | best peer | ours ÷ peer |")
-    assert line == (
-        "| decode | 50 tokens/s | 40 tokens/s (other) | **1.25** "
-        "| 100 tokens/s | 50% | 7.25 | 160 |"
+    assert header == (
+        "| what | ours | other | ours ÷ other | floor | ours ÷ floor | experts touched | KV length |"
     )
+    assert line == (
+        "| decode | 50 tokens/s | 40 tokens/s | **1.25** | 100 tokens/s | 50% | 7.25 | 160 |"
+    )
+
+
+def test_peers_are_named_in_their_rows_where_they_differ() -> None:
+    second = Row(name="second", unit="s", ours=[1.0], peers={"another": [2.0]}).record()
+    header, _, *lines = report.comparison([decode(50, 40), second]).splitlines()
+    assert header.startswith("| what | ours | best peer | ours ÷ peer |")
+    assert "| 40 tokens/s (other) |" in lines[0]
+    assert "| 2 s (another) |" in lines[1]
 
 
 def test_columns_that_no_row_has_are_left_out() -> None:
