@@ -65,8 +65,12 @@ class Contenders:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for worker in self._workers.values():
-            worker.close()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the engines; one that is needed again is started again."""
+        while self._workers:
+            self._workers.popitem()[1].close()
 
     def ready(self, name: str) -> bool:
         """Whether an engine can be measured; starts it if need be."""

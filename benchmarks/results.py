@@ -70,7 +70,7 @@ class Run:
     peer_versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Peers that were asked for and could not be measured, and why."""
-    commit: str = dataclasses.field(default_factory=lambda: commit())
+    commit: str
 
     def write(self, name: str, rows: Sequence[Row], directory: Path = RESULTS) -> Path:
         """Writes `<name>.json` and returns its path."""

@@ -22,9 +22,11 @@ from bench_model import CONFIG
 from contenders import LLAMA_CPP, MIXTRALS, OURS, VLLM, Contenders
 from floor import EXPERT_VALUES, ITEM_BYTES, Needs, needs
 from machine import Rates, describe
-from results import RESULTS, ROOT, Row, Run
+from results import RESULTS, ROOT, Row, Run, commit
 
 CORES = 2
+WITH_CONTENDERS = ("decode", "prefill")
+"""Parts that measure loaded engines; for the others their memory is given back."""
 FEW_ROUNDS = 3
 """The most for parts in which a round takes long."""
 SAMPLER_ROUNDS = 30
@@ -250,10 +252,12 @@ def main() -> None:
     # Asked to end, it ends the engines too: those that stand still would not notice by themselves.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    began, failed = time.monotonic(), []
+    began, failed, measured = time.monotonic(), [], commit()
     with Contenders(FOLDER, options.peers) as contenders:
         bench = Bench(contenders, Rates(FOLDER), options.rounds)
         for name in options.only or bench.parts:
+            if name not in WITH_CONTENDERS:
+                contenders.close()
             try:
                 rows = bench.parts[name]()
             except Exception as error:
@@ -265,6 +269,7 @@ def main() -> None:
                 ours=contenders.ours,
                 peer_versions=contenders.versions,
                 missing=contenders.missing,
+                commit=measured,
             )
             path = run.write(name, rows, options.results)
             print(f"{time.monotonic() - began:.0f} s: {path}", flush=True)

@@ -27,7 +27,8 @@ def test_a_comparison_shows_ours_the_peer_and_the_floor() -> None:
     header, rule, line = report.comparison([decode(50, 40)]).splitlines()
     assert rule == "| --- | --- | --- | --- | --- | --- | --- | --- |"
     assert header == (
-        "| what | ours | other | ours ÷ other | floor | ours ÷ floor | experts touched | KV length |"
+        "| what | ours | other | ours ÷ other "
+        "| floor | ours ÷ floor | experts touched | KV length |"
     )
     assert line == (
         "| decode | 50 tokens/s | 40 tokens/s | **1.25** | 100 tokens/s | 50% | 7.25 | 160 |"
