@@ -237,8 +237,16 @@ def test_recovery_begins_anew(runner: ModelRunner, golden: dict[str, Any]) -> No
     prompt = prompt_of(golden, "len5")
     generate(runner, {0: prompt}, 3)
     jax.tree.map(lambda array: array.delete(), runner._pool)  # as a step that raised leaves it
+    compiled = runner.num_compilations
     runner.recover()
     assert generate(runner, {0: prompt}, 16)[0] == golden["len5/greedy_tokens"].tolist()
+    assert runner.num_compilations == compiled
+
+
+def test_what_is_compiled_later_is_counted(runner: ModelRunner) -> None:
+    compiled = runner.num_compilations
+    jax.jit(lambda x: 5 * x)(np.ones(7, np.float32))
+    assert runner.num_compilations == compiled + 1
 
 
 class TestInTheEngine:

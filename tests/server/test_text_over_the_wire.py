@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import queue
 import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from generation import Response, Stream, one_shot, post, text_of, tokens_of
+from generation import SECONDS, Response, Stream, one_shot, post, text_of, tokens_of
 from tritonclient import http
 
+from grok1_backend.engine.build import ModelDirectory, build_engine
+from grok1_backend.engine.engine import Engine
+from grok1_backend.engine.requests import GenerationRequest, SamplingParams, TokenEvent
 from grok1_backend.server import TritonServer
 from grok1_backend.text.stream import group_text
 from grok1_backend.text.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -26,7 +33,7 @@ PROMPTS = (
     "\x00\x01 control and \u0600\ufeff",
 )
 # Sampled without a filter, a small model writes byte tokens, broken UTF-8 included.
-WILD = {"temperature": 4.0, "seed": 11, "max_tokens": 48, "ignore_eos": True}
+WILD: dict[str, Any] = {"temperature": 4.0, "seed": 11, "max_tokens": 48, "ignore_eos": True}
 
 
 def ask(url: str, model: str, **inputs: Any) -> list[Response]:
@@ -61,39 +68,94 @@ def test_stream_false_gives_one_response(grpc_url: str, model: str) -> None:
     assert response.value("num_output_tokens") == len(response.token_ids) > 1
 
 
-def test_streamed_text_joined_is_the_single_text_with_many_streams_at_once(
-    grpc_url: str, http_url: str
+class InProcess:
+    """An engine without a server, on the server's model directory."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+
+    def text(self, prompt: str, sampling: SamplingParams) -> str:
+        """What it writes after a prompt, in one piece."""
+        ids = tuple(self.tokenizer.encode(prompt))
+        request = GenerationRequest(request_id="a", prompt=ids, sampling=sampling, stream=False)
+        events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        self.engine.submit(request, events.put)
+        event = events.get(timeout=SECONDS)
+        assert event.error is None
+        whole = b"".join(map(self.tokenizer.token_bytes, event.token_ids))
+        return whole[: len(whole) - event.text_trim].decode(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def in_process(server: TritonServer) -> Iterator[InProcess]:
+    directory = ModelDirectory.read(server.options.model)
+    with pytest.MonkeyPatch.context() as patch:
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+            patch.setenv("JAX_COMPILATION_CACHE_DIR", str(server.options.cache / "jax"))
+        built = build_engine(directory, progress=lambda _line: None)
+    tokenizer = Tokenizer(directory.path / TOKENIZER_FILE)
+    with built as engine:
+        yield InProcess(engine, tokenizer)
+
+
+def of_all_tokens(_in_process: InProcess, _prompt: str) -> SamplingParams:
+    return SamplingParams(**WILD)
+
+
+def of_the_prompts_tokens(in_process: InProcess, prompt: str) -> SamplingParams:
+    """Characters of the prompt's script, whole and broken."""
+    return SamplingParams(**WILD, allowed_token_ids=tuple(in_process.tokenizer.encode(prompt)))
+
+
+def stopped(in_process: InProcess, prompt: str) -> SamplingParams:
+    """Ended by a word that comes in mid-text."""
+    sampling = of_the_prompts_tokens(in_process, prompt)
+    whole = [c for c in in_process.text(prompt, sampling) if c != "\ufffd"]
+    word = whole[len(whole) // 2]
+    return dataclasses.replace(sampling, stop_words=(word.encode(),))
+
+
+def as_vllm(sampling: SamplingParams) -> str:
+    """The settings of these tests as `sampling_parameters`."""
+    settings = {name: getattr(sampling, name) for name in WILD}
+    settings["stop"] = [word.decode() for word in sampling.stop_words]
+    if sampling.allowed_token_ids is not None:
+        settings["allowed_token_ids"] = list(sampling.allowed_token_ids)
+    return json.dumps(settings)
+
+
+@pytest.mark.parametrize("settings", [of_all_tokens, of_the_prompts_tokens, stopped])
+def test_texts_of_many_streams_at_once_are_those_of_an_engine_in_this_process(
+    grpc_url: str,
+    http_url: str,
+    in_process: InProcess,
+    settings: Callable[[InProcess, str], SamplingParams],
 ) -> None:
+    sampling = {prompt: settings(in_process, prompt) for prompt in PROMPTS}
+    expected = {prompt: in_process.text(prompt, sampling[prompt]) for prompt in PROMPTS}
+
+    def streamed(job: tuple[str, str]) -> list[Response]:
+        model, prompt = job
+        wanted = as_vllm(sampling[prompt])
+        return ask(grpc_url, model, text_input=prompt, sampling_parameters=wanted)
+
     jobs = [(model, prompt) for model in STREAMING for prompt in PROMPTS]
     with ThreadPoolExecutor(len(jobs)) as threads:
-        streams = list(
-            threads.map(lambda job: ask(grpc_url, job[0], text_input=job[1], **WILD), jobs)
-        )
-    for (model, prompt), responses in zip(jobs, streams, strict=True):
-        whole = complete(http_url, text_input=prompt, **WILD)
-        assert text_of(responses) == whole["text_output"], (model, prompt)
-        assert tokens_of(responses) == whole["token_ids"], (model, prompt)
-        assert len(responses) > 1
-
-
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("model", STREAMING)
-def test_the_text_is_that_of_the_token_ids(
-    server: TritonServer, grpc_url: str, http_url: str, model: str, prompt: str
-) -> None:
-    tokenizer = Tokenizer(server.options.model / TOKENIZER_FILE)
-    # Nothing but the prompt's own tokens, in any order: characters of its script, whole and broken.
-    only_these = json.dumps({"allowed_token_ids": tokenizer.encode(prompt)})
-    settings = {"text_input": prompt, "sampling_parameters": only_these, **WILD}
-    responses = ask(grpc_url, model, **settings)
-    assert len(tokens_of(responses)) == WILD["max_tokens"]
-    assert set(tokens_of(responses)) <= set(tokenizer.encode(prompt))
-    for response in responses:
-        assert response.text == group_text(tokenizer.token_bytes, response.token_ids)
-    whole = b"".join(map(tokenizer.token_bytes, tokens_of(responses))).decode(errors="replace")
-    assert text_of(responses) == whole
-    assert complete(http_url, **settings)["text_output"] == whole
-    assert whole.isascii() == prompt.isascii()
+        answers = list(threads.map(streamed, jobs))
+    token_bytes = in_process.tokenizer.token_bytes
+    for (model, prompt), responses in zip(jobs, answers, strict=True):
+        assert text_of(responses) == expected[prompt], (model, prompt)
+        if settings is not stopped:
+            assert len(responses) > 1
+            assert len(tokens_of(responses)) == WILD["max_tokens"]
+            for response in responses:
+                assert response.text == group_text(token_bytes, response.token_ids)
+        if settings is of_the_prompts_tokens:
+            assert expected[prompt].isascii() == prompt.isascii()
+        whole = complete(http_url, text_input=prompt, sampling_parameters=as_vllm(sampling[prompt]))
+        assert whole["text_output"] == expected[prompt], prompt
+        assert whole["finish_reason"] == ("stop" if settings is stopped else "length")
 
 
 def test_server_sent_events_are_the_same_stream(http_url: str) -> None:
