@@ -6,10 +6,16 @@
 namespace grok1 {
 namespace {
 
-constexpr int64_t kMostRows = 16;            // beyond, arithmetic counts more than memory
-constexpr int64_t kTasksEach = 8;            // for a thread, so that all end together
-constexpr int64_t kLeastBytes = 128 * 1024;  // of a task: less is lost in its beginning
+constexpr int64_t kMostRows = 16;  // beyond, arithmetic counts more than memory
+constexpr int64_t kWideStrip = 4096;
+// Of a part, where its columns are not too many: two of them stay in the second cache.
+constexpr int64_t kPartBytes = 96 * 1024;
 constexpr int64_t kDepthStep = 64;
+
+int64_t PartDepth(int64_t columns) {
+  const int64_t depth = kPartBytes / columns / kDepthStep * kDepthStep;
+  return std::clamp(depth, kDepthStep, kMaxPartDepth);
+}
 
 }  // namespace
 
@@ -18,69 +24,75 @@ bool ProductsByDepth::Fits(const Matrix& weight, int64_t rows) {
 }
 
 ProductsByDepth::ProductsByDepth(std::vector<PackedProduct> products, Parallel& parallel)
-    : integer_(*BestInteger()), products_(std::move(products)) {
-  const std::vector<Task> tasks = Cut(parallel.threads());
-  places_each_ = std::min<int64_t>(parallel.threads(), tasks.size());
+    : integer_(*BestInteger()), workers_(parallel.threads()), products_(std::move(products)) {
+  Cut();
   Allocate();
-  parallel.For(tasks.size(), [&](int64_t i) { Add(tasks[i]); });
+  parallel.For(workers_, [&](int64_t worker) { Work(worker); });
 }
 
-std::vector<ProductsByDepth::Task> ProductsByDepth::Cut(int64_t threads) {
-  int64_t bytes = 0;
-  for (const PackedProduct& p : products_) bytes += p.weight.depth * p.weight.columns;
-  const int64_t task_bytes = std::max(kLeastBytes, bytes / (kTasksEach * threads));
-  std::vector<Task> tasks;
+void ProductsByDepth::Cut() {
   for (size_t i = 0; i < products_.size(); ++i) {
     first_strip_.push_back(strips_.size());
     const Matrix& weight = products_[i].weight;
     const int64_t group_depth = weight.depth / weight.groups;
     for (int64_t column = 0; column < weight.columns; column += kWideStrip) {
       const int64_t count = std::min(kWideStrip, weight.columns - column);
-      const int64_t depth = std::max(kDepthStep, task_bytes / count / kDepthStep * kDepthStep);
+      const int64_t depth = PartDepth(count);
       for (int64_t group = 0; group < weight.groups; ++group) {
-        for (int64_t start = 0; start < group_depth; start += depth) {
-          const int64_t strip = strips_.size();
-          tasks.push_back({strip, start, std::min(depth, group_depth - start)});
-        }
+        const int64_t strip = strips_.size();
         strips_.push_back({static_cast<int64_t>(i), group, column, count});
+        for (int64_t start = 0; start < group_depth; start += depth) {
+          tasks_.push_back({strip, start, std::min(depth, group_depth - start)});
+        }
       }
     }
   }
   first_strip_.push_back(strips_.size());
-  return tasks;
 }
 
 void ProductsByDepth::Allocate() {
+  const auto num_sums = [&](const Strip& strip) {
+    return integer_.num_sums(products_[strip.product].rows, strip.count);
+  };
   int64_t total = 0;
-  for (const Strip& strip : strips_) {
-    total += places_each_ * integer_.num_sums(products_[strip.product].rows, strip.count);
-  }
+  for (const Strip& strip : strips_) total += workers_ * num_sums(strip);
   const int64_t bytes = total * static_cast<int64_t>(sizeof(int32_t));
   auto* sums = reinterpret_cast<int32_t*>(workspace_.AtLeast(bytes));
-  places_ = std::vector<Place>(strips_.size() * places_each_);
-  for (size_t i = 0; i < places_.size(); ++i) {
-    const Strip& strip = strips_[i / places_each_];
-    places_[i].sums = sums;
-    sums += integer_.num_sums(products_[strip.product].rows, strip.count);
+  for (const Strip& strip : strips_) {
+    for (int64_t worker = 0; worker < workers_; ++worker) {
+      sums_.push_back(sums);
+      sums += num_sums(strip);
+    }
   }
+  filled_.assign(sums_.size(), 0);
 }
 
-void ProductsByDepth::Add(const Task& task) {
+IntegerPart ProductsByDepth::PartOfTask(const Task& task) const {
   const Strip& strip = strips_[task.strip];
-  const PackedProduct& product = products_[strip.product];
-  // There are as many places as threads that work here, so one is free.
-  int64_t free = 0;
-  Place* const places = &places_[task.strip * places_each_];
-  while (places[free].busy.exchange(true, std::memory_order_acquire)) {
-    free = (free + 1) % places_each_;
+  return {strip.group, task.start, task.depth, strip.column, strip.count};
+}
+
+WeightPart ProductsByDepth::Weights(int64_t task) const {
+  if (task >= static_cast<int64_t>(tasks_.size())) return {};
+  const Task& of = tasks_[task];
+  return PartOf(products_[strips_[of.strip].product].weight, PartOfTask(of));
+}
+
+void ProductsByDepth::Work(int64_t worker) {
+  const int64_t num_tasks = tasks_.size();
+  void* const scratch = ThreadMemory(integer_.products.scratch_bytes);
+  int64_t next = next_task_.fetch_add(1, std::memory_order_relaxed);
+  integer_.fetch(Weights(next));
+  while (next < num_tasks) {
+    const Task& task = tasks_[next];
+    // Taken before it is due, so that its weights are there when it is.
+    next = next_task_.fetch_add(1, std::memory_order_relaxed);
+    const PackedProduct& product = products_[strips_[task.strip].product];
+    const int64_t place = task.strip * workers_ + worker;
+    integer_.add_products(product.packed, product.rows, product.weight, PartOfTask(task),
+                          Weights(next), !filled_[place], sums_[place], scratch);
+    filled_[place] = 1;
   }
-  Place& place = places[free];
-  integer_.add_products(product.packed, product.rows, product.weight,
-                        {strip.group, task.start, task.depth, strip.column, strip.count},
-                        place.empty, place.sums,
-                        ThreadMemory(integer_.products.scratch_bytes));
-  place.empty = false;
-  place.busy.store(false, std::memory_order_release);
 }
 
 void ProductsByDepth::FinishRow(int64_t product, int64_t row, float* out) const {
@@ -92,9 +104,8 @@ void ProductsByDepth::FinishRow(int64_t product, int64_t row, float* out) const 
     sums.clear();
     for (int64_t g = 0; g < groups; ++g) {
       first[g] = sums.size();
-      for (int64_t i = 0; i < places_each_; ++i) {
-        const Place& place = places_[(s + g) * places_each_ + i];
-        if (!place.empty) sums.push_back(place.sums);
+      for (int64_t i = (s + g) * workers_; i < (s + g + 1) * workers_; ++i) {
+        if (filled_[i]) sums.push_back(sums_[i]);
       }
     }
     first[groups] = sums.size();

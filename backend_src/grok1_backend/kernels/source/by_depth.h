@@ -1,8 +1,9 @@
 // Products of few rows with int8 weights, where the time is that of reading the weights.
 //
-// Memory gives most to threads that each read one long run, so a weight is cut along its depth, not
-// its columns. The sums of several runs are integers: whichever thread adds them to which place, the
-// product is the same to the bit.
+// Memory gives most to threads that each read long runs, one after the other without a pause. So a
+// weight is cut along its depth, not its columns, and a thread that computes one part fetches the
+// next. The sums of several threads are integers: whichever computes a part, the product is the same
+// to the bit.
 #ifndef GROK1_BY_DEPTH_H_
 #define GROK1_BY_DEPTH_H_
 
@@ -34,36 +35,35 @@ class ProductsByDepth {
   void FinishRow(int64_t product, int64_t row, float* out) const;
 
  private:
-  // Sums that a thread may add to when no other does.
-  struct Place {
-    std::atomic<bool> busy{false};
-    bool empty = true;
-    int32_t* sums = nullptr;
-  };
-  // A strip of columns of a group of a product, whose sums are those of all its places.
+  // A strip of columns of a group of a product; each worker has sums of its own for it.
   struct Strip {
     int64_t product;
     int64_t group;
     int64_t column;
     int64_t count;
   };
-  // A run of rows of a strip.
+  // Some rows of a strip.
   struct Task {
     int64_t strip;
     int64_t start;
     int64_t depth;
   };
 
-  std::vector<Task> Cut(int64_t threads);
+  void Cut();
   void Allocate();
-  void Add(const Task& task);
+  void Work(int64_t worker);
+  IntegerPart PartOfTask(const Task& task) const;
+  WeightPart Weights(int64_t task) const;
 
   const IntegerProducts& integer_;
-  std::vector<PackedProduct> products_;
+  const int64_t workers_;
+  const std::vector<PackedProduct> products_;
   std::vector<Strip> strips_;         // of a product: by column, then group
   std::vector<int64_t> first_strip_;  // of each product, and the end
-  int64_t places_each_ = 0;           // of a strip
-  std::vector<Place> places_;
+  std::vector<Task> tasks_;
+  std::atomic<int64_t> next_task_{0};
+  std::vector<int32_t*> sums_;        // [strips, workers]
+  std::vector<char> filled_;          // [strips, workers]: whether the sums are set
   Workspace workspace_;
 };
 

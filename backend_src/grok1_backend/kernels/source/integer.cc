@@ -2,23 +2,19 @@
 
 #include "interleave.h"
 #include "scales.h"
-#include "vnni.h"
 #if defined(__AMX_INT8__)
-#include "amx.h"
+#include "tile_block.h"
+#else
+#include "vnni.h"
 #endif
 
 namespace grok1 {
 namespace {
 
-constexpr int64_t kBlockBytes = 256 * 1024;  // of weights in a block: it stays in the second cache
-constexpr int64_t kMaxBlockDepth = 1024;
-
 #if defined(__AMX_INT8__)
-constexpr int64_t kTileRows = 4;  // from so many rows on tiles are faster
-bool UsesTiles(int64_t rows) { return rows >= kTileRows; }
 int64_t Lines(int64_t rows) {
   const int64_t lines = rows * kDigits;
-  return UsesTiles(rows) ? (lines + kTileLines - 1) / kTileLines * kTileLines : lines;
+  return lines < kTileLines ? lines : (lines + kTileLines - 1) / kTileLines * kTileLines;
 }
 constexpr int64_t kMaxLines = (kMaxGroup * kDigits + kTileLines - 1) / kTileLines * kTileLines;
 #else
@@ -66,46 +62,40 @@ int64_t NumSums(int64_t rows, int64_t columns) {
   return (columns + kColumnBlock - 1) / kColumnBlock * kBlockSums * Lines(rows);
 }
 
-constexpr int64_t kScratchBytes = kBlockBytes + kMaxLines * static_cast<int64_t>(sizeof(int32_t));
+constexpr int64_t kPlanesBytes = kMaxPartDepth * kColumnBlock;
+constexpr int64_t kScratchBytes = kPlanesBytes + kMaxLines * static_cast<int64_t>(sizeof(int32_t));
+
+void Fetch(const WeightPart& part) { FetchAhead(part).Fetch(part.depth * part.columns); }
 
 void AddProducts(const void* x, int64_t rows, const Matrix& weight, const IntegerPart& part,
-                 bool set, int32_t* sums, void* scratch) {
+                 const WeightPart& next, bool set, int32_t* sums, void* scratch) {
   const Packed packed(x, rows, weight.depth, weight.groups);
+  const int8_t* const digits =
+      packed.digits + part.group * PaddedDepth(packed.group_depth) + part.start;
+  const int64_t padded = PaddedDepth(part.depth);
   int8_t* const planes = static_cast<int8_t*>(scratch);
-  const int64_t blocks = (part.count + kColumnBlock - 1) / kColumnBlock;
-  int64_t block_depth = kBlockBytes / (blocks * kColumnBlock) / kDigitRun * kDigitRun;
-  block_depth = block_depth < kMaxBlockDepth ? block_depth : kMaxBlockDepth;
 #if defined(__AMX_INT8__)
-  const bool tiles = UsesTiles(rows);
-  const TileRegisters registers;
+  const TileRegisters registers(packed.lines);
 #else
-  constexpr bool tiles = false;
-#endif
-  for (int64_t d = 0; d < part.depth; d += block_depth) {
-    const int64_t left = part.depth - d;
-    const int64_t depth = left < block_depth ? left : block_depth;
-    const int64_t padded = PaddedDepth(depth);
-    const int64_t row = part.group * packed.group_depth + part.start + d;
-    Interleave(static_cast<const int8_t*>(weight.data) + row * weight.stride + part.column,
-               weight.stride, depth, part.count, tiles ? 0 : kFlip, planes);
-    const int8_t* const digits =
-        packed.digits + part.group * PaddedDepth(packed.group_depth) + part.start + d;
-    int32_t* const corrections = reinterpret_cast<int32_t*>(planes + kBlockBytes);
-    for (int64_t line = 0; !tiles && line < packed.lines; ++line) {
-      corrections[line] = Correction(digits + line * packed.stride, padded);
-    }
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int8_t* const block = planes + b * kColumnBlock * padded;
-      int32_t* const to = sums + b * kBlockSums * packed.lines;
-#if defined(__AMX_INT8__)
-      if (tiles) {
-        TileBlock(digits, packed.stride, packed.lines, block, padded, set && d == 0, to);
-        continue;
-      }
-#endif
-      DotBlock(digits, packed.stride, packed.lines, block, padded, corrections, set && d == 0, to);
-    }
+  int32_t* const corrections = reinterpret_cast<int32_t*>(planes + kPlanesBytes);
+  for (int64_t line = 0; line < packed.lines; ++line) {
+    corrections[line] = Correction(digits + line * packed.stride, padded);
   }
+#endif
+  const WeightPart here = PartOf(weight, part);
+  FetchAhead ahead(next);
+  for (int64_t c = 0; c < part.count; c += kColumnBlock) {
+    const int64_t width = part.count - c < kColumnBlock ? part.count - c : kColumnBlock;
+    int32_t* const to = sums + c / kColumnBlock * kBlockSums * packed.lines;
+    Interleave(here.data + c, here.stride, part.depth, width, kFlip, ahead, planes);
+#if defined(__AMX_INT8__)
+    TileBlock(digits, packed.stride, packed.lines, planes, padded, set, ahead, to);
+#else
+    DotBlock(digits, packed.stride, packed.lines, planes, padded, corrections, set, ahead,
+             to);
+#endif
+  }
+  ahead.Fetch(next.depth * next.columns);
 }
 
 // One row's float product with a column block, of the sums of one group: [64] in order of columns.
@@ -168,8 +158,14 @@ void Multiply(const void* x, int64_t rows, const Matrix& weight, int64_t column,
   for (int64_t c = 0; c < count; c += kColumnBlock) {
     const int64_t width = count - c < kColumnBlock ? count - c : kColumnBlock;
     for (int64_t g = 0; g < weight.groups; ++g) {
-      const IntegerPart part{g, 0, packed.group_depth, column + c, width};
-      AddProducts(x, rows, weight, part, true, sums, scratch);
+      for (int64_t start = 0; start < packed.group_depth; start += kMaxPartDepth) {
+        const int64_t left = packed.group_depth - start;
+        const int64_t depth = left < kMaxPartDepth ? left : kMaxPartDepth;
+        const IntegerPart part{g, start, depth, column + c, width};
+        const int64_t right = count - c - width < kColumnBlock ? count - c - width : kColumnBlock;
+        const IntegerPart next{g, start, right > 0 ? depth : 0, column + c + width, right};
+        AddProducts(x, rows, weight, part, PartOf(weight, next), start == 0, sums, scratch);
+      }
       float products[kColumnBlock], scales[kColumnBlock];
       ReadScales(weight, g, column + c, width, scales);
       for (int64_t r = 0; r < rows; ++r) {
@@ -187,7 +183,7 @@ const IntegerProducts& GROK1_COMPUTE() {
   static constexpr IntegerProducts integer = {
       {kScratchBytes + kBlockSums * kMaxLines * static_cast<int64_t>(sizeof(int32_t)), PackedBytes,
        Pack, Multiply},
-      NumSums, AddProducts, FinishRow};
+      NumSums, AddProducts, Fetch, FinishRow};
   return integer;
 }
 

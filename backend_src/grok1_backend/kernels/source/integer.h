@@ -11,18 +11,32 @@
 namespace grok1 {
 
 constexpr int64_t kColumnBlock = 64;  // columns that are computed together: a line of memory
-constexpr int64_t kWideStrip = 4096;  // columns that `add_products` takes at most
+constexpr int64_t kMaxPartDepth = 1024;
 // An int32 sum holds so many products of a digit and a weight.
 constexpr int64_t kMaxIntegerDepth = 65536;
 
-// Rows `start` to `start + depth` of one group of the weight, by columns `column`... of it.
+// Rows `start` to `start + depth` of a group of the weight, columns `column` to `column + count`.
 struct IntegerPart {
   int64_t group;
   int64_t start;  // in the group; a multiple of 64
-  int64_t depth;  // a multiple of 64, or up to the end of the group
+  int64_t depth;  // at most kMaxPartDepth; a multiple of 64, or up to the end of the group
   int64_t column;
-  int64_t count;  // at most kWideStrip
+  int64_t count;
 };
+
+// A part of a weight in memory.
+struct WeightPart {
+  const int8_t* data;
+  int64_t stride;  // between rows
+  int64_t depth;
+  int64_t columns;
+};
+
+inline WeightPart PartOf(const Matrix& weight, const IntegerPart& part) {
+  const int64_t row = part.group * (weight.depth / weight.groups) + part.start;
+  const int8_t* const data = static_cast<const int8_t*>(weight.data);
+  return {data + row * weight.stride + part.column, weight.stride, part.depth, part.count};
+}
 
 struct IntegerProducts {
   Products products;
@@ -30,9 +44,12 @@ struct IntegerProducts {
   // How many sums `rows` rows by `columns` columns have.
   int64_t (*num_sums)(int64_t rows, int64_t columns);
 
-  // The sums of a part, which is [rows, columns from `part.column` on], set or added to.
+  // The sums of a part, columns from `part.column` on, set or added to. Brings `next` to the second
+  // cache meanwhile, where `fetch` should have brought this part.
   void (*add_products)(const void* packed, int64_t rows, const Matrix& weight,
-                       const IntegerPart& part, bool set, int32_t* sums, void* scratch);
+                       const IntegerPart& part, const WeightPart& next, bool set, int32_t* sums,
+                       void* scratch);
+  void (*fetch)(const WeightPart& part);
 
   // One row of the product, columns from the first of the sums on, of sums in several places:
   // those of group g are sums[first[g]] to sums[first[g + 1]].

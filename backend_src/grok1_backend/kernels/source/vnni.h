@@ -1,4 +1,4 @@
-// Sums of byte products in vector registers (VNNI), for few rows.
+// Sums of byte products in vector registers (VNNI).
 //
 // The instruction multiplies unsigned with signed bytes: the weights come flipped, 128 too large,
 // and the sums begin with what takes that off again.
@@ -55,7 +55,7 @@ void DotVectors(const int8_t* digits, int64_t stride, const int8_t* planes, int6
   for (int v = 0; v < kVectors; ++v) {
     const int64_t plane = (first + v) / kInPlane;
     const int64_t place = (first + v) % kInPlane * sizeof(Bytes);
-    weights[v] = planes + plane * depth * kPlaneColumns + place;
+    weights[v] = planes + plane * kColumnBlock + place;
     to[v] = sums + plane * plane_sums + place / sizeof(int32_t);
   }
 #pragma GCC unroll 6
@@ -66,7 +66,7 @@ void DotVectors(const int8_t* digits, int64_t stride, const int8_t* planes, int6
   for (int64_t d = 0; d < depth; d += 4) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const Bytes w = LoadBytes(weights[v] + d * kPlaneColumns);
+      const Bytes w = LoadBytes(weights[v] + d / 4 * kLineBytes);
 #pragma GCC unroll 6
       for (int line = 0; line < kLines; ++line) {
         int32_t four;
@@ -87,8 +87,10 @@ void DotVectors(const int8_t* digits, int64_t stride, const int8_t* planes, int6
 
 // Adds the products of all lines with one column block to its sums, [plane, line, 16].
 inline void DotBlock(const int8_t* digits, int64_t stride, int64_t lines, const int8_t* planes,
-                     int64_t depth, const int32_t* corrections, bool set, int32_t* sums) {
+                     int64_t depth, const int32_t* corrections, bool set, FetchAhead& ahead,
+                     int32_t* sums) {
   const int64_t plane_sums = lines * kPlaneColumns;
+  ahead.Fetch(depth / 2);
   int64_t line = 0;
   for (; line + kDotLines <= lines; line += kDotLines) {
     for (int first = 0; first < kPlanes * kInPlane; first += kVectors) {
