@@ -149,13 +149,15 @@ def released_weights(config: GrokConfig, shards: int, *, int8_embedding: bool = 
     """
     one_layer = leaves(dataclasses.replace(config, num_layers=1))
     return sum(
-        _leaf_bytes(leaf, config, shards, int8_embedding)
+        leaf_bytes(leaf, config, shards, int8_embedding)
         * (1 if leaf.layer is None else config.num_layers)
         for leaf in one_layer
     )
 
 
-def _leaf_bytes(leaf: Leaf, config: GrokConfig, shards: int, int8_embedding: bool) -> int:
+def leaf_bytes(leaf: Leaf, config: GrokConfig, shards: int, int8_embedding: bool = False) -> int:
+    """Bytes of one tensor of the checkpoint on each device; see `released_weights`."""
+
     def elements(cut: tuple[slice, ...]) -> int:
         return math.prod(part.stop - part.start for part in cut)
 
