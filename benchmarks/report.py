@@ -176,15 +176,15 @@ def targets(rows: Sequence[Record]) -> str:
 
 def machine(run: Mapping[str, Any]) -> str:
     """Where and with what a run was made."""
-    found = run["machine"]
-    versions = [f"{name} {version}" for name, version in run["peer_versions"].items()]
+    found, row = run["machine"], run["rows"][0]
+    versions = [f"{name} {version}" for name, version in row["peer_versions"].items()]
     float32 = f"{number(found['float32_flop_per_s'] / 1e9)} GFLOP/s (a large product in JAX)"
     int8 = f"{number(found['int8_op_per_s'] / 1e12)} TOP/s ({found['int8_instruction']})"
     lines = [
         f"{found['processor']}, {found['cores']} cores, {', '.join(found['instruction_sets'])}",
         f"reads {number(found['bytes_per_s'] / 1e9)} GB/s",
         f"multiplies float32 at {float32}, and int8 on registers at {int8}",
-        f"commit `{run['commit']}` on JAX {run['ours']['jax']}, kernels: {run['ours']['kernels']}",
+        f"commit `{row['commit']}` on JAX {run['ours']['jax']}, kernels: {run['ours']['kernels']}",
         f"peers: {', '.join(versions) or 'none'}",
         *(f"left out: {name} ({why})" for name, why in run["missing"].items()),
     ]

@@ -73,10 +73,16 @@ class Run:
     commit: str
 
     def write(self, name: str, rows: Sequence[Row], directory: Path = RESULTS) -> Path:
-        """Writes `<name>.json` and returns its path."""
+        """Writes `<name>.json` and returns its path. Each row says what it was measured on."""
         path = directory / f"{name}.json"
         directory.mkdir(parents=True, exist_ok=True)
-        table = dataclasses.asdict(self) | {"rows": [row.record() for row in rows]}
+        measured = {"commit": self.commit, "peer_versions": self.peer_versions}
+        table = {
+            "machine": self.machine,
+            "ours": self.ours,
+            "missing": self.missing,
+            "rows": [row.record() | measured for row in rows],
+        }
         path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
         return path
 
