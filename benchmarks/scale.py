@@ -34,14 +34,15 @@ from grok1_backend.engine.runner_api import DecodeRow, PrefillRow, Runner, StepO
 from grok1_backend.engine.runner_settings import RunnerSettings
 from grok1_backend.engine.settings import EngineSettings
 
-SLOTS = (1, 8, 16, 32, 64)
+SLOTS = (1, 4, 16, 64)
 CONTEXTS = (64, 1024, 2048, 4096, 7600)
 POOLS = (1024, 4096)
 """Pages on the device."""
 HOST_POOLS = (16_384, 131_072, 1_048_576)
 WAITING = (0, 100, 1_000, 10_000)
 PROMPT = 32
-CONTEXT_SLOTS = 4
+STREAMS = 4
+"""Active slots where something else varies."""
 DEVICE_STEPS, DEVICE_TOKENS = 100, 400
 HOST_STEPS, HOST_TOKENS = 1000, 100_000
 """Steps to measure, and tokens of each stream: it starts before the others, and ends after."""
@@ -54,7 +55,7 @@ class Point:
 
     by: str
     at: int
-    slots: int = 8
+    slots: int = STREAMS
     context: int = PROMPT
     waiting: int = 0
     pages: int | None = None
@@ -182,7 +183,7 @@ def step_seconds(runner: Runner, point: Point, steps: int, tokens: int) -> float
 
 def queue_seconds(waiting: int) -> float:
     """The time to admit and end one of so many requests that wait, on the host."""
-    with Load(IdleRunner(num_slots=8, num_pages=1024)) as load:
+    with Load(IdleRunner(num_slots=STREAMS, num_pages=1024)) as load:
         return load.drain(waiting) / waiting
 
 
@@ -194,10 +195,7 @@ HOST_POINTS = (
 )
 DEVICE_POINTS = (
     *(Point(by="active slots", at=slots, slots=slots) for slots in SLOTS),
-    *(
-        Point(by="context", at=context, slots=CONTEXT_SLOTS, context=context)
-        for context in CONTEXTS
-    ),
+    *(Point(by="context", at=context, context=context) for context in CONTEXTS),
     *(Point(by="pages of the pool", at=pages, pages=pages) for pages in POOLS),
 )
 
@@ -211,14 +209,13 @@ def device_runners() -> dict[int, Runner]:
     """The embedded model with a small and a large pool, by its pages."""
     directory = ModelDirectory.read(ROOT / "embedded_model")
     runners: dict[int, Runner] = {}
-    for pages, decode_rows in zip(POOLS, (SLOTS, (1, 8)), strict=True):
-        rows = sorted({*decode_rows, CONTEXT_SLOTS})
+    for pages, rows in zip(POOLS, (SLOTS, (1, STREAMS)), strict=True):
         settings = RunnerSettings(
             num_slots=rows[-1],
             num_pages=pages,
             prefill_tokens=(PROMPT, 512),
             prefill_rows=(1,),
-            decode_rows=tuple(rows),
+            decode_rows=rows,
         )
         runners[pages] = build_runner(
             dataclasses.replace(directory, runner=settings), progress=lambda _: None
