@@ -3,27 +3,29 @@
 Cold is a start with an empty cache of compiled executables; warm are the starts after it. The
 native library is built before: it belongs to the installation.
 
-    python benchmarks/startup.py [--model DIR] [--rounds N] [--json FILE]
+    python benchmarks/startup.py [--model DIR] [--rounds N]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import json
 import os
 import re
 import resource
 import statistics
 import tempfile
 import time
+import unittest.mock
 from pathlib import Path
 
-from grok1_backend.kernels.build import find_or_build
+from results import ROOT, Row
+
+from grok1_backend.kernels.build import BuildError, find_or_build
 from grok1_backend.server import ServerOptions, TritonServer
 from grok1_backend.server.options import free_ports
 
-ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER = "launcher"
 
 
@@ -39,20 +41,6 @@ class Start:
     @property
     def total_cpu(self) -> float:
         return sum(self.cpu.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """A median of several starts."""
-
-    name: str
-    ours: float
-    unit: str
-    samples: list[float]
-
-    @classmethod
-    def of(cls, name: str, samples: list[float]) -> Row:
-        return cls(name, statistics.median(samples), "s", samples)
 
 
 def start(model: Path, cache: Path) -> Start:
@@ -98,34 +86,33 @@ def _own_cpu() -> float:
 
 def measure(model: Path, rounds: int) -> list[Row]:
     """One cold start and `rounds` warm ones."""
-    find_or_build()
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.suppress(BuildError):
+        find_or_build()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        # It would go before the folder if the caller had set it.
+        unittest.mock.patch.dict(os.environ, JAX_COMPILATION_CACHE_DIR=f"{folder}/jax"),
+    ):
         cold, *warm = [start(model, Path(folder)) for _ in range(1 + rounds)]
-    return [
-        Row.of("start-up, cold", [cold.wall]),
-        Row.of("start-up, cold, CPU", [cold.total_cpu]),
-        Row.of("start-up, warm", [run.wall for run in warm]),
-        Row.of("start-up, warm, CPU", [run.total_cpu for run in warm]),
-        *(
-            Row.of(f"start-up, warm, CPU of {process}", [run.cpu[process] for run in warm])
-            for process in warm[0].cpu
-        ),
-    ]
+    samples = {
+        "start-up, cold": [cold.wall],
+        "start-up, cold, CPU": [cold.total_cpu],
+        "start-up, warm": [run.wall for run in warm],
+        "start-up, warm, CPU": [run.total_cpu for run in warm],
+    }
+    for process in warm[0].cpu:
+        samples[f"start-up, warm, CPU of {process}"] = [run.cpu[process] for run in warm]
+    return [Row(name=name, unit="s", ours=seconds) for name, seconds in samples.items()]
 
 
 def main() -> None:
-    """Prints a table, and writes the samples."""
+    """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=ROOT / "embedded_model")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = measure(arguments.model, arguments.rounds)
-    for row in rows:
-        print(f"{row.name:48s} {row.ours:8.2f} {row.unit}")
-    if arguments.json:
-        table = [dataclasses.asdict(row) for row in rows]
-        arguments.json.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    for row in measure(arguments.model, arguments.rounds):
+        print(f"{row.name:48s} {statistics.median(row.ours):8.2f} {row.unit}")
 
 
 if __name__ == "__main__":
