@@ -15,7 +15,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
-from report import Record, load
+from report import FIGURES, Record, load
 from results import ROOT
 
 IMAGES = ROOT / "docs" / "images"
@@ -104,12 +104,8 @@ def scale(runs: Mapping[str, Any]) -> Any:
     return figure
 
 
-FIGURES = {
-    "bench": (against_others, ("decode", "prefill")),
-    "engine": (engine_parts, ("engine",)),
-    "scale": (scale, ("scale",)),
-}
-"""Name of a figure to what draws it and the parts that it needs."""
+DRAWN = {"bench": against_others, "engine": engine_parts, "scale": scale}
+"""Name of a figure of `report.FIGURES` to what draws it."""
 
 
 def main() -> None:
@@ -117,9 +113,9 @@ def main() -> None:
     runs = load()
     plt.rcParams["svg.hashsalt"] = "grok1"  # the same data give the same file
     IMAGES.mkdir(exist_ok=True)
-    for name, (draw, needed) in FIGURES.items():
+    for name, (_, needed) in FIGURES.items():
         if all(part in runs for part in needed):
-            save(draw(runs), IMAGES / f"{name}.svg")
+            save(DRAWN[name](runs), IMAGES / f"{name}.svg")
 
 
 def save(figure: Any, path: Path) -> None:

@@ -76,6 +76,20 @@ TARGETS = (
 )
 
 
+REASONS = {
+    "decode, 1 request, int8": "the released float embedding, which Q8_0 rounds to int8, is two "
+    "thirds of what the step reads",
+}
+"""Why a row may be behind its best peer, where that is known."""
+
+FIGURES = {
+    "bench": ("Decode and prefill: ours, the peers and the floor", ("decode", "prefill")),
+    "engine": ("Decode steps by slots, and token gaps under a long prompt", ("engine",)),
+    "scale": ("Time of a step by slots, context, pages and waiting requests", ("scale",)),
+}
+"""Name of a figure, which `plots.py` draws, to its caption and the parts that it needs."""
+
+
 def load(directory: Path = RESULTS) -> dict[str, dict[str, Any]]:
     """The files of runs by name; those of other scripts are lists and are left out."""
     files = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
@@ -156,6 +170,7 @@ def behind(rows: Sequence[Record]) -> str:
     """Names each row where a peer is ahead."""
     found = [
         f"* {row['name']}: {number(row['ratio'])} of {row['peer_name']}"
+        + (f" ({REASONS[row['name']]})" if row["name"] in REASONS else "")
         for row in rows
         if "ratio" in row and (row["ratio"] < 1) == ("/" in row["unit"])
     ]
@@ -206,6 +221,9 @@ def tables(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         made |= {"peers": peers(compared), "behind": behind(compared)}
     if "decode" in runs:
         made["machine"] = machine(runs["decode"])
+    for name, (caption, needed) in FIGURES.items():
+        if all(part in runs for part in needed):
+            made[f"figure {name}"] = f"![{caption}](images/{name}.svg)"
     return made | {"targets": targets(everything)}
 
 
