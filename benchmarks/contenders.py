@@ -17,8 +17,6 @@ import numpy as np
 from bench_model import CONFIG, RUNNER, random_leaves, write_model
 from workers import Worker, WorkerError
 
-from grok1_backend.kernels.memory import HUGE_PAGES
-
 HERE = Path(__file__).parent
 
 
@@ -124,7 +122,7 @@ class Contenders:
         print(f"{name} is left out: {error}", flush=True)
 
     def _start(self, name: str) -> Worker:
-        environment = dict(HUGE_PAGES)
+        environment = {}
         command: list[str | Path]
         if name in OURS:
             command = [sys.executable, HERE / "ours.py", self.model(name)]

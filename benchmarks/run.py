@@ -24,6 +24,8 @@ from floor import EXPERT_VALUES, ITEM_BYTES, Needs, needs
 from machine import Rates, describe
 from results import RESULTS, ROOT, Row, Run, commit
 
+from grok1_backend.kernels.memory import HUGE_PAGES
+
 CORES = 2
 WITH_CONTENDERS = ("decode", "prefill")
 """Parts that measure loaded engines; for the others their memory is given back."""
@@ -248,6 +250,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="parts to measure")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if not HUGE_PAGES.items() <= os.environ.items():
+        # All engines have what ours has when it serves; a process gets it only at its start.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **HUGE_PAGES})
     # Asked to end, it ends the engines too: those that stand still would not notice by themselves.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
