@@ -54,7 +54,7 @@ def main() -> None:
         ended = threading.Semaphore(0)
 
         def take(event: TokenEvent, came: list[float]) -> None:
-            if not came:
+            if event.token_ids and not came:
                 first_tokens.append(event.token_ids[0])
             came += [time.perf_counter()] * len(event.token_ids)
             if event.error is not None:
