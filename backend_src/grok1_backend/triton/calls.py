@@ -63,7 +63,7 @@ class Caller:
     """A call's iterator may not go at its end: the stub forgets it a moment later, on a thread
     that does not hold Python's lock, and would free its arrays there if no one else had it."""
     _FORGOTTEN_SECONDS = 0.5
-    _LATE_SECONDS = 10.0
+    _LATE_SECONDS = 60.0
     """How long after a call's own end its last event may wait to be taken."""
 
     def __init__(self) -> None:
