@@ -68,7 +68,7 @@ def build_runner(directory: ModelDirectory, progress: Progress) -> ModelRunner:
       ValueError: the model does not divide over the devices, there are too few, or their memory
         does not hold what the settings ask for.
     """
-    _keep_compiled_programs()
+    _start_warm()
     settings = directory.runner
     shards = settings.model_shards or len(jax.devices())
     mesh = create_mesh((1, shards))
@@ -110,11 +110,13 @@ def build_engine(
     )
 
 
-def _keep_compiled_programs() -> None:
-    """Persists every executable, however quickly it compiled, so that a second start is warm."""
+def _start_warm() -> None:
+    """Persists every executable, however quickly it compiled, and leaves out what slows tracing."""
     default = Path.home() / ".cache" / "grok1-backend" / "jax"
     jax.config.update(
         "jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(default))
     )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # Where in the source an operation comes from; its name stays.
+    jax.config.update("jax_traceback_in_locations_limit", 0)

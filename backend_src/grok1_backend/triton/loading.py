@@ -29,12 +29,14 @@ def load_engine_model(arguments: Mapping[str, str]) -> EngineModel:
         tokenizer=directory.tokenizer,
     )
     observer = MetricsObserver()
+    gc.disable()  # tracing leaves no garbage; to look for some is a tenth of a warm start
     engine = build_engine(directory, observer=observer, progress=_log)
     labels = {"model": arguments["model_name"], "version": arguments["model_version"]}
     model = EngineModel(engine, parser, Metrics(labels, engine.stats, observer))
     # What is there now stays. To look through all of it for garbage, as Python does now and then,
     # would stop every stream for a tenth of a second.
     gc.freeze()
+    gc.enable()
     return model
 
 
