@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
-from grok1_backend.server import ServerOptions
+from grok1_backend.server import ServerOptions, TritonServer
 from grok1_backend.server.options import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,3 +34,14 @@ def local_options(folder: Path, *repositories: Path, **changes: Any) -> ServerOp
     return ServerOptions(
         model_repositories=repositories or (MODEL_REPOSITORY,), **(options | changes)
     )
+
+
+def process_of(server: TritonServer, model: str) -> int:
+    """The process id of a model's Python."""
+    lines = dict.fromkeys(Path("/proc").glob("[0-9]*/cmdline"), b"")
+    for path in lines:
+        with contextlib.suppress(OSError):  # ended meanwhile
+            lines[path] = path.read_bytes()
+    marks = (server.shared_memory_prefix.encode(), f"/{model}/1/model.py".encode())
+    (found,) = [int(p.parent.name) for p, line in lines.items() if all(m in line for m in marks)]
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ from grok1_backend.cli import main
 from grok1_backend.server import TritonServer
 from grok1_backend.server.drain import drain
 from grok1_backend.server.options import free_ports
-from servers import local_options
+from servers import local_options, process_of
 
 ECHO = Path(__file__).resolve().parent / "echo_repository"
 ENDLESS = {"text_input": "And", "max_tokens": 8000, "ignore_eos": True}
@@ -49,7 +48,7 @@ def test_a_stream_ends_with_the_reason(own: TritonServer) -> None:
 
 @pytest.mark.server
 def test_a_dead_engine(own: TritonServer, capsys: pytest.CaptureFixture[str]) -> None:
-    os.kill(_process_of(own, "grok1"), signal.SIGKILL)
+    os.kill(process_of(own, "grok1"), signal.SIGKILL)
     assert main(["health", "--url", own.options.grpc_url]) == 1
     assert "Stub process 'grok1_0_0' is not healthy" in capsys.readouterr().err
     # Triton itself sees nothing, which is why there is a probe.
@@ -57,17 +56,6 @@ def test_a_dead_engine(own: TritonServer, capsys: pytest.CaptureFixture[str]) ->
         assert answer.status == 200
     own.stop()
     assert leftovers(own.shared_memory_prefix) == []
-
-
-def _process_of(server: TritonServer, model: str) -> int:
-    """The process id of a model's Python."""
-    lines = dict.fromkeys(Path("/proc").glob("[0-9]*/cmdline"), b"")
-    for path in lines:
-        with contextlib.suppress(OSError):  # ended meanwhile
-            lines[path] = path.read_bytes()
-    marks = (server.shared_memory_prefix.encode(), f"/{model}/1/model.py".encode())
-    (found,) = [int(p.parent.name) for p, line in lines.items() if all(m in line for m in marks)]
-    return found
 
 
 @pytest.mark.server

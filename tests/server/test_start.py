@@ -1,9 +1,10 @@
-"""Nothing is compiled once the server is ready, whatever is asked of it."""
+"""What a start does: all is compiled before the server is ready, and only the engine loads JAX."""
 
 from __future__ import annotations
 
 import random
 import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from generation import Stream, eventually, metric, one_shot
 from tritonclient import grpc
 
 from grok1_backend.server import TritonServer
+from grok1_backend.triton.interface import ENSEMBLE, GROK1, MODELS
+from servers import process_of
 
 # Around every bucket of prefill, and in chunks.
 LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 700, 1500)
@@ -33,6 +36,14 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"return_prompt_log_probs": True, "max_tokens": 0},
     {"priority": 3, "stream": False},
 )
+
+
+def test_only_the_engine_loads_jax(server: TritonServer) -> None:
+    python_models = {name for name in MODELS if name != ENSEMBLE.name}
+    maps = {
+        name: Path(f"/proc/{process_of(server, name)}/maps").read_text() for name in python_models
+    }
+    assert {name for name, libraries in maps.items() if "jaxlib" in libraries} == {GROK1.name}
 
 
 def test_a_mixed_workload_compiles_nothing(server: TritonServer) -> None:
