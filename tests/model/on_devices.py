@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from golden_values import CASES, GOLDEN, golden_config, golden_parameters
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from grok1_backend.engine import programs
@@ -32,9 +32,9 @@ from grok1_backend.kernels import native
 from grok1_backend.model import steps
 from grok1_backend.model.config import GrokConfig, load_config
 from grok1_backend.model.embedding import quantize_table
-from grok1_backend.model.parameters import EMBEDDING, leaves, place_parameters
-from grok1_backend.model.partition import create_mesh, layout, scales_layout, stack_sharding
-from grok1_backend.model.quantization import QuantizedWeight8bit, quantize
+from grok1_backend.model.parameters import EMBEDDING, abstract_parameters, place_parameters
+from grok1_backend.model.partition import create_mesh
+from grok1_backend.model.quantization import quantize
 
 ROWS, PAGE, BUCKET, NEW_TOKENS = 8, 8, 32, 8
 MESHES = ((1, 1), (1, 8), (2, 4), (8, 1))
@@ -118,29 +118,6 @@ def int8_embedding(named: dict[str, Any]) -> dict[str, float]:
     logits = {shards: Steps(named, (1, shards), True).prefill() for shards in (1, 2, 8)}
     one = logits[1]
     return {str(n): float(np.linalg.norm(logits[n] - one) / np.linalg.norm(one)) for n in (2, 8)}
-
-
-def abstract_parameters(config: GrokConfig, mesh: Mesh) -> dict[str, Any]:
-    """Shapes of the released parameters on a mesh."""
-    shards = mesh.shape["model"]
-    stacks: dict[str, Any] = {}
-    for leaf in leaves(config):
-        lead = () if leaf.layer is None else (config.num_layers,)
-        sharding = stack_sharding(mesh, leaf.stack)
-
-        def array(shape: tuple[int, ...], dtype: Any, sharding: Any = sharding) -> Any:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-        shape = (*lead, *layout(leaf.name, leaf.shape, config, shards).global_shape)
-        if leaf.quantized:
-            groups = 8 if leaf.name.endswith(("linear_1/w", "attention/linear/w")) else 1
-            stored = (*leaf.shape[:-2], groups, leaf.shape[-1])
-            cut = scales_layout(leaf.name, stored, config, shards).global_shape
-            scales = array((*lead, *cut), jnp.bfloat16)
-            stacks[leaf.stack] = QuantizedWeight8bit(array(shape, jnp.int8), scales)
-        else:
-            stacks[leaf.stack] = array(shape, jnp.float32)
-    return stacks
 
 
 class Compiled:

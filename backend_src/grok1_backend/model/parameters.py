@@ -130,3 +130,32 @@ def place_parameters(named: Mapping[str, Any], config: GrokConfig, mesh: Mesh) -
         else:
             placed[stack] = place(group, lambda array: array, layout)
     return placed
+
+
+def abstract_parameters(config: GrokConfig, mesh: Mesh, groups: int = 8) -> Parameters:
+    """Shapes, dtypes and shardings of the parameters in the released format, to compile for.
+
+    Args:
+      groups: of scales, where a weight's rows are sharded.
+    """
+    shards = model_shards(mesh)
+    stacks: dict[str, Any] = {}
+    for leaf in leaves(dataclasses.replace(config, num_layers=1)):
+        lead = () if leaf.layer is None else (config.num_layers,)
+        sharding = stack_sharding(mesh, leaf.stack)
+
+        def array(shape: tuple[int, ...], dtype: Any, sharding: Any = sharding) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+        cut = layout(leaf.name, leaf.shape, config, shards)
+        shape = (*lead, *cut.global_shape)
+        if leaf.quantized:
+            by_rows = cut.axis == len(leaf.shape) - 2
+            stored = (*leaf.shape[:-2], groups if by_rows else 1, leaf.shape[-1])
+            scales = scales_layout(leaf.name, stored, config, shards).global_shape
+            stacks[leaf.stack] = QuantizedWeight8bit(
+                array(shape, jnp.int8), array((*lead, *scales), jnp.bfloat16)
+            )
+        else:
+            stacks[leaf.stack] = array(shape, jnp.float32)
+    return stacks
