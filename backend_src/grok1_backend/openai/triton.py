@@ -21,6 +21,9 @@ from grok1_backend.openai.translation import Call
 MODEL = "grok1_generate"
 # Without this header, errors on a stream come as text without a code.
 _HEADERS = {"triton_grpc_error": "true"}
+# With it, server 24.10 dies if a stream is cancelled while it ends with an error. So calls that are
+# over, or refused like the others of their request, get this time to end before they are cancelled.
+_ENDING_SECONDS = 0.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +66,7 @@ class Triton:
         """
         self._client = InferenceServerClient(url)
         self._closed = False
+        self._endings: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,12 +99,12 @@ class Triton:
             yield {"model_name": MODEL, "inputs": call.inputs, "outputs": call.outputs}
 
         stream = self._client.stream_infer(request(), headers=_HEADERS)
+        finished = False
         try:
             async for result, _ in stream:
                 reply = Reply(result)
+                finished = reply.finish_reason is not None
                 yield reply
-                if reply.finish_reason:
-                    return
         except grpc.RpcError as error:
             raise of_server(error) from None
         except asyncio.CancelledError:
@@ -109,7 +113,8 @@ class Triton:
             raise
         finally:
             stream.cancel()
-        raise ApiError(500, "the server ended the answer without a reason")
+        if not finished:
+            raise ApiError(500, "the server ended the answer without a reason")
 
     async def generate_all(self, calls: Sequence[Call]) -> AsyncGenerator[tuple[Call, Reply], None]:
         """The replies to several calls as they come; the first error ends them all.
@@ -119,7 +124,7 @@ class Triton:
         Raises:
           ApiError: as `generate`.
         """
-        replies: asyncio.Queue[tuple[Call, Reply] | Exception] = asyncio.Queue(maxsize=1)
+        replies: asyncio.Queue[tuple[Call, Reply] | Exception] = asyncio.Queue(len(calls))
 
         async def follow(call: Call) -> None:
             try:
@@ -139,6 +144,13 @@ class Triton:
                 unfinished -= item[1].finish_reason is not None
                 yield item
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # In a task of its own: what awaits here may be cancelled again and again.
+            ending = asyncio.create_task(_end(tasks))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks, timeout=_ENDING_SECONDS)
+    for task in tasks:
+        task.cancel()
