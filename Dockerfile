@@ -42,9 +42,9 @@ VOLUME /var/cache/grok1
 # The image's user triton-server, by number, so that Kubernetes can tell that it is not root.
 USER 1000:1000
 EXPOSE 8000 8001 8002
-# Ready means that the weights are loaded and everything is compiled: minutes at the first start.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=45m --retries=3 \
-    CMD ["curl", "--fail", "--silent", "http://127.0.0.1:8000/v2/health/ready"]
+# Healthy means that a token comes, after minutes of loading and compiling at the first start.
+HEALTHCHECK --interval=30s --timeout=15s --start-period=45m --retries=3 \
+    CMD ["grok1-backend", "health", "--timeout=10"]
 CMD ["tritonserver", \
      "--model-repository=/opt/grok1/model_repository", \
      "--backend-config=python,thread-pool-size=32", \
