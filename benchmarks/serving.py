@@ -111,7 +111,7 @@ def engine_alone(engine: Engine, prompts: Sequence[tuple[int, ...]], case: Case)
 
 def perf_analyzer(front: str, url: str, texts: Sequence[str], case: Case) -> tuple[Load, float]:
     """Sends the requests; returns what it measured, and the CPU seconds that it took."""
-    settings = {"max_tokens": [case.tokens], "ignore_eos": [True], "temperature": [0]}
+    settings = {"max_tokens": [case.tokens], "ignore_eos": [True], "temperature": [0.0]}
     data = [{"text_input": [text], **settings} for text in texts]
     inputs, export = FOLDER / "input.json", FOLDER / "profile.json"
     inputs.write_text(json.dumps({"data": data}), encoding="utf-8")
