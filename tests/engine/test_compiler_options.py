@@ -59,3 +59,14 @@ def test_the_image_s_jaxlib_is_pinned() -> None:
     versions = re.findall(r"^jaxlib==(\S+)", lock, re.MULTILINE)
     assert versions
     assert set(versions) <= set(PINNED)
+
+
+def test_the_documentation_lists_every_option() -> None:
+    text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| ([\d.]+) \| `(xla_\w+)` \| `(.+)` \|$", text, re.MULTILINE)
+    expected = [
+        (version, name, str(value))
+        for version, options in PINNED.items()
+        for name, value in options.items()
+    ]
+    assert listed == expected
