@@ -30,10 +30,12 @@ class Metric:
     def __init__(self, name: str, labels: dict[str, str]) -> None:
         self.name, self.labels = name, labels
         self.value = 0.0
+        self.times_set = 0
         self.observed: list[float] = []
 
     def set(self, value: float) -> None:
         self.value = value
+        self.times_set += 1
 
     def increment(self, value: float) -> None:
         self.value += value
@@ -80,6 +82,7 @@ def test_what_the_engine_says_is_written_once(written: list[Metric]) -> None:
     assert all(m.labels["model"] == "m" and m.labels["version"] == "1" for m in written)
     by_name = {metric.name: metric for metric in written if "finish_reason" not in metric.labels}
     assert by_name["grok1_requests_running"].value == 3
+    assert by_name["grok1_requests_running"].times_set == 1
     assert by_name["grok1_generation_tokens_total"].value == 19
     assert by_name["grok1_time_to_first_token_seconds"].observed == [0.25]
     assert by_name["grok1_step_rows"].observed == [3]

@@ -172,6 +172,7 @@ class Metrics:
                 own = {counter.label: value} if counter.label else {}
                 self._counters[counter, value] = made.Metric(labels={**labels, **own})
         self._written = dict.fromkeys(self._counters, 0.0)
+        self._shown: dict[Gauge, float] = {}
         self._histograms = {
             histogram: family(histogram, kind.HISTOGRAM).Metric(
                 labels=dict(labels), buckets=list(histogram.buckets)
@@ -205,4 +206,7 @@ class Metrics:
             self._histograms[histogram].observe(observed)
         # Last: when they say that nothing runs, the rest has been told.
         for gauge, metric in self._gauges.items():
-            metric.set(float(gauge.read(stats)))
+            value = float(gauge.read(stats))
+            if self._shown.get(gauge) != value:
+                metric.set(value)
+                self._shown[gauge] = value
