@@ -14,7 +14,7 @@ constexpr int64_t kDepthStep = 64;
 
 int64_t PartDepth(int64_t columns) {
   const int64_t depth = kPartBytes / columns / kDepthStep * kDepthStep;
-  return std::clamp(depth, kDepthStep, kMaxPartDepth);
+  return std::max(depth, kDepthStep);
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 namespace grok1 {
 
 constexpr int64_t kColumnBlock = 64;  // columns that are computed together: a line of memory
-constexpr int64_t kMaxPartDepth = 1024;
 // An int32 sum holds so many products of a digit and a weight.
 constexpr int64_t kMaxIntegerDepth = 65536;
 
@@ -19,7 +18,7 @@ constexpr int64_t kMaxIntegerDepth = 65536;
 struct IntegerPart {
   int64_t group;
   int64_t start;  // in the group; a multiple of 64
-  int64_t depth;  // at most kMaxPartDepth; a multiple of 64, or up to the end of the group
+  int64_t depth;  // a multiple of 64, or up to the end of the group
   int64_t column;
   int64_t count;
 };

@@ -9,6 +9,7 @@ namespace grok1 {
 namespace {
 
 constexpr int8_t kFlip = 0;  // both sides are signed
+constexpr int64_t kDepthBlock = 512;  // of which two planes and some lines stay in the first cache
 
 // kTall · 16 lines by two planes.
 template <int kTall>

@@ -11,6 +11,8 @@ namespace grok1 {
 namespace {
 
 constexpr int8_t kFlip = -128;  // makes 128 + w, unsigned, of w
+constexpr int64_t kTileLines = 1;  // lines come in any number
+constexpr int64_t kDepthBlock = kMaxIntegerDepth;  // corrections are those of the whole depth
 
 #if defined(__AVX512VNNI__)
 constexpr int kDotLines = 2 * kDigits;  // lines whose sums fit in the registers
