@@ -9,6 +9,8 @@ namespace grok1 {
 namespace {
 
 constexpr int64_t kPositions = 128;  // of context in a block; blocks start at its multiples
+constexpr int64_t kAhead = 64;       // positions whose keys are brought to the cache beforehand
+constexpr int64_t kInPlacePages = 16;  // positions of a page, from which on values stay in place
 constexpr float kMasked = -1e30f;
 
 int64_t Padded(int64_t size) { return (size + kPanel - 1) / kPanel * kPanel; }
@@ -21,9 +23,10 @@ struct AttentionState {
   float* sums;     // [kMaxAttention, Padded(size)]
   float* top;      // [kMaxAttention]: the largest score so far
   float* total;    // [kMaxAttention]: the sum of exp(score - top)
-  int64_t offsets[kPositions];  // of the block's positions in the pages
+  int64_t offsets[kPositions + kAhead];  // of the block's positions, and more, in the pages
   int64_t start;   // the block's first position
   int64_t count;   // positions in the block
+  int64_t known;   // positions with offsets
 
   AttentionState(float* scratch, int64_t size) {
     packed = scratch;
@@ -43,13 +46,23 @@ struct AttentionState {
 void FindBlock(const AttentionRows& rows, int64_t start, int64_t end, AttentionState& state) {
   state.start = start;
   state.count = end - start < kPositions ? end - start : kPositions;
+  state.known = end - start < kPositions + kAhead ? end - start : kPositions + kAhead;
   int64_t page = start / rows.page_size;
   int64_t place = start % rows.page_size;
-  for (int64_t c = 0; c < state.count; ++c) {
+  for (int64_t c = 0; c < state.known; ++c) {
     state.offsets[c] = rows.pages[page] * rows.page_stride + place * rows.position_stride;
     if (++place == rows.page_size) {
       place = 0;
       ++page;
+    }
+  }
+}
+
+void Prefetch(const AttentionRows& rows, const AttentionState& state, const float* from,
+              int64_t first) {
+  for (int64_t c = first; c < first + kPanel && c < state.known; ++c) {
+    for (int64_t d = 0; d < rows.size; d += kLine / sizeof(float)) {
+      __builtin_prefetch(from + state.offsets[c] + d, 0, 2);
     }
   }
 }
@@ -63,7 +76,9 @@ void Score(const AttentionRows& rows, AttentionState& state) {
       const int64_t last = state.count - 1;
       keys[i] = rows.keys + state.offsets[c + i < last ? c + i : last];
     }
-    FillTransposed(keys, 0, rows.size, kPanel * rows.position_stride, state.panel);
+    Prefetch(rows, state, rows.keys, c + kAhead);
+    Prefetch(rows, state, rows.values, c);
+    FillTransposed(keys, 0, rows.size, state.panel);
     for (int64_t block = 0; block < NumBlocks(rows.rows); ++block) {
       const int64_t first = BlockStart(rows.rows, block);
       const int64_t height = BlockStart(rows.rows, block + 1) - first;
@@ -106,22 +121,39 @@ void Weigh(const AttentionRows& rows, int64_t row, AttentionState& state) {
   for (int64_t d = 0; d < rows.size; ++d) sums[d] *= decay;
 }
 
-void AddValues(const AttentionRows& rows, AttentionState& state) {
+// Adds the values of positions `first`... of the block, elements `d` to d + kPanel of each, which lie
+// `stride` apart.
+void AddRun(const AttentionRows& rows, AttentionState& state, int64_t first, int64_t count,
+            int64_t d, const float* values, int64_t stride) {
   static constexpr Tiles<false, kPositions, false, float> tiles;
   const int64_t padded = Padded(rows.size);
+  for (int64_t block = 0; block < NumBlocks(rows.rows); ++block) {
+    const int64_t row = BlockStart(rows.rows, block);
+    const int64_t height = BlockStart(rows.rows, block + 1) - row;
+    tiles.of[height](state.scores + row * kPositions + first, values, stride, count,
+                     state.sums + row * padded + d, padded);
+  }
+}
+
+void AddValues(const AttentionRows& rows, AttentionState& state) {
   for (int64_t d = 0; d < rows.size; d += kPanel) {
     const int64_t width = rows.size - d < kPanel ? rows.size - d : kPanel;
+    if (width == kPanel && rows.page_size >= kInPlacePages) {
+      const int64_t place = state.start % rows.page_size;
+      for (int64_t c = 0, end; c < state.count; c = end) {
+        const int64_t left = rows.page_size - (place + c) % rows.page_size;
+        end = c + left < state.count ? c + left : state.count;
+        AddRun(rows, state, c, end - c, d, rows.values + state.offsets[c] + d,
+               rows.position_stride);
+      }
+      continue;
+    }
     for (int64_t c = 0; c < state.count; ++c) {
       const float* value = rows.values + state.offsets[c] + d;
       float* to = state.panel + c * kPanel;
       for (int64_t i = 0; i < kPanel; ++i) to[i] = i < width ? value[i] : 0.0f;
     }
-    for (int64_t block = 0; block < NumBlocks(rows.rows); ++block) {
-      const int64_t first = BlockStart(rows.rows, block);
-      const int64_t height = BlockStart(rows.rows, block + 1) - first;
-      tiles.of[height](state.scores + first * kPositions, state.panel, kPanel, state.count,
-                       state.sums + first * padded + d, padded);
-    }
+    AddRun(rows, state, 0, state.count, d, state.panel, kPanel);
   }
 }
 

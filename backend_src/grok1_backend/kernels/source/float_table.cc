@@ -7,7 +7,8 @@ namespace grok1 {
 namespace {
 
 constexpr int kTileRows = kLanes == 16 ? 4 : 2;
-constexpr int kTileColumns = kLanes / kTileRows;  // a tile's sums fill one vector
+constexpr int kTileColumns = kLanes == 16 ? 6 : 4;
+constexpr int kTileSums = (kTileRows * kTileColumns + kLanes - 1) / kLanes * kLanes;
 
 // The first `count` elements, zeros beyond.
 template <typename Element>
@@ -21,14 +22,14 @@ inline Vector LoadPart(const Element* from, int64_t count) {
 template <int kRows, typename Element>
 void Tile(const float* x, const Element* const* columns, int64_t depth, float* out,
           int64_t out_stride, int64_t width, Ahead& ahead) {
-  Vector sum[kLanes] = {};
+  Vector sum[kTileSums] = {};
   int64_t d = 0;
   for (; d + kLanes <= depth; d += kLanes) {
     ahead.Step();
     Vector xs[kRows];
 #pragma GCC unroll 4
     for (int m = 0; m < kRows; ++m) xs[m] = Load(x + m * depth + d);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int c = 0; c < kTileColumns; ++c) {
       const Vector w = Load(columns[c] + d);
 #pragma GCC unroll 4
@@ -36,7 +37,7 @@ void Tile(const float* x, const Element* const* columns, int64_t depth, float* o
     }
   }
   if (d < depth) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int c = 0; c < kTileColumns; ++c) {
       const Vector w = LoadPart(columns[c] + d, depth - d);
 #pragma GCC unroll 4
@@ -45,8 +46,9 @@ void Tile(const float* x, const Element* const* columns, int64_t depth, float* o
       }
     }
   }
-  float sums[kLanes];
-  Store(sums, SumEach(sum));
+  float sums[kTileSums];
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileSums; i += kLanes) Store(sums + i, SumEach(sum + i));
   for (int m = 0; m < kRows; ++m) {
     for (int64_t c = 0; c < width; ++c) out[m * out_stride + c] = sums[m * kTileColumns + c];
   }

@@ -6,6 +6,7 @@
 #include "experts.h"
 #include "parallel.h"
 #include "products.h"
+#include "workspace.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -159,6 +160,7 @@ ffi::Error Attention(ffi::ThreadPool pool, Floats queries, Floats keys, Floats v
   common.size = size;
   common.multiplier = multiplier;
   common.cap = cap;
+  const int64_t scratch = compute.attend_scratch(size) * static_cast<int64_t>(sizeof(float));
   Parallel(pool).For(tiles * batch * kv_heads, [&](int64_t task) {
     const int64_t head = task % kv_heads;
     const int64_t row = task / kv_heads % batch;
@@ -187,7 +189,7 @@ ffi::Error Attention(ffi::ThreadPool pool, Floats queries, Floats keys, Floats v
     rows.keys = keys.typed_data() + start;
     rows.values = values.typed_data() + start;
     rows.pages = safe.data() + row * width;
-    compute.attend(rows, ThreadScratch(compute.attend_scratch(size)));
+    compute.attend(rows, reinterpret_cast<float*>(ThreadMemory(scratch)));
   });
   return ffi::Error::Success();
 }

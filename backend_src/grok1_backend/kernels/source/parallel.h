@@ -4,22 +4,115 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
 namespace grok1 {
 
-// This thread's working memory of at least `floats`; lives on between calls.
-inline float* ThreadScratch(int64_t floats) {
-  thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < floats) memory.resize(floats);
-  return memory.data();
-}
+// The tasks of one call, for whichever threads work on them.
+class Job {
+ public:
+  template <typename Task>
+  Job(int64_t count, const Task& task)
+      : count_(count), task_(&task), run_([](const void* erased, int64_t i) {
+          (*static_cast<const Task*>(erased))(i);
+        }) {}
+
+  // Runs tasks until none is left. Who comes late finds none and never touches what they refer to.
+  void Work() {
+    for (int64_t i; (i = next_.fetch_add(1)) < count_;) {
+      run_(task_, i);
+      done_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  bool Done() const { return done_.load(std::memory_order_acquire) >= count_; }
+
+ private:
+  const int64_t count_;
+  const void* const task_;
+  void (*const run_)(const void*, int64_t);
+  std::atomic<int64_t> next_{0};
+  std::atomic<int64_t> done_{0};
+};
+
+// Threads that have helped stay a moment for the next job of the step: to wake one takes as long as
+// many a job. Between steps none stays.
+class Crew {
+ public:
+  // That of the process; never destroyed, as its threads may outlive what the process ends.
+  static Crew& Get() {
+    static Crew* const crew = new Crew;
+    return *crew;
+  }
+
+  // Gives a job to the threads that stay; returns how many they are.
+  int64_t Offer(std::shared_ptr<Job> job) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    job_ = std::move(job);
+    offers_.fetch_add(1, std::memory_order_release);
+    return staying_;
+  }
+
+  // Helps with a job, then with those that are offered next.
+  void Help(std::shared_ptr<Job> job) {
+    job->Work();
+    int64_t seen = Arrive();
+    auto leaves = Clock::now() + kStay;
+    for (;;) {
+      if (offers_.load(std::memory_order_acquire) != seen) {
+        Take(seen)->Work();
+        leaves = Clock::now() + kStay;
+      } else if (Clock::now() < leaves) {
+        Pause();
+      } else if (Leave(seen)) {
+        return;
+      }
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::microseconds kStay{50};
+
+  // Not a yield: the core would go to whoever else wants it for much longer than a job takes.
+  static void Pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  int64_t Arrive() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++staying_;
+    return offers_.load(std::memory_order_relaxed);
+  }
+
+  std::shared_ptr<Job> Take(int64_t& seen) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    seen = offers_.load(std::memory_order_relaxed);
+    return job_;
+  }
+
+  // False if there is an offer that counted on this thread.
+  bool Leave(int64_t seen) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (offers_.load(std::memory_order_relaxed) != seen) return false;
+    --staying_;
+    return true;
+  }
+
+  std::mutex mutex_;
+  std::shared_ptr<Job> job_;  // the last one offered
+  int64_t staying_ = 0;
+  std::atomic<int64_t> offers_{0};
+};
 
 class Parallel {
  public:
@@ -34,21 +127,15 @@ class Parallel {
   // pool are busy, or waiting for other devices, it does everything itself.
   template <typename Task>
   void For(int64_t count, const Task& task) {
-    struct Progress {
-      std::atomic<int64_t> next{0};
-      std::atomic<int64_t> done{0};
-    };
-    const auto progress = std::make_shared<Progress>();
-    // A helper that comes late finds nothing left and never touches `task`.
-    const auto work = [progress, count, &task] {
-      for (int64_t i; (i = progress->next.fetch_add(1)) < count;) {
-        task(i);
-        progress->done.fetch_add(1, std::memory_order_release);
+    const int64_t helpers = std::min(threads_, count) - 1;
+    const auto job = std::make_shared<Job>(count, task);
+    if (helpers > 0) {
+      for (int64_t i = Crew::Get().Offer(job); i < helpers; ++i) {
+        pool_.Schedule([job] { Crew::Get().Help(job); });
       }
-    };
-    for (int64_t i = 1; i < std::min(threads_, count); ++i) pool_.Schedule([work] { work(); });
-    work();
-    while (progress->done.load(std::memory_order_acquire) < count) std::this_thread::yield();
+    }
+    job->Work();
+    while (!job->Done()) std::this_thread::yield();
   }
 
  private:

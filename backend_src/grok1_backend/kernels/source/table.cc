@@ -14,7 +14,7 @@ namespace {
 
 using Floats = ffi::Buffer<ffi::F32>;
 
-constexpr int64_t kStrip = 256;  // rows of the table that one task multiplies
+constexpr int64_t kStrip = 192;  // rows of the table that one task multiplies
 
 #define GROK1_CHECK(condition) \
   if (!(condition)) return ffi::Error::InvalidArgument("native kernel: not so: " #condition)

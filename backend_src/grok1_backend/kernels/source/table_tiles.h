@@ -7,8 +7,7 @@
 namespace grok1 {
 namespace {
 
-// Lane i of the result is the sum of the lanes of a[i], added in one order whatever their number
-// type; a is overwritten.
+// Lane i of the result is the sum of the lanes of a[i], added in one order; a is overwritten.
 template <int kCount = kLanes, typename Lanes>
 inline Lanes SumEach(Lanes* a) {
   if constexpr (kCount > 1) {

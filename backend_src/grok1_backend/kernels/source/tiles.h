@@ -111,12 +111,10 @@ void FillPanel(const Element* data, int64_t stride, int64_t row, int64_t depth, 
   }
 }
 
-// The same of the transpose of data: its rows are columns here. The next panel lies `ahead` further.
-void FillTransposed(const float* const* columns, int64_t row, int64_t depth, int64_t ahead,
-                    float* panel) {
+// The same of columns that lie as rows in memory.
+inline void FillTransposed(const float* const* columns, int64_t row, int64_t depth, float* panel) {
   const int64_t whole = depth - depth % kLanes;
   for (int64_t d = 0; d < whole; d += kLanes) {
-    for (int c = 0; c < kPanel; ++c) __builtin_prefetch(columns[c] + row + d + ahead, 0, 2);
     for (int v = 0; v < 2; ++v) {
       TransposeTile(columns + v * kLanes, row + d, panel + d * kPanel + v * kLanes, kPanel);
     }
