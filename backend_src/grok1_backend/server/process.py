@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from grok1_backend.kernels.memory import HUGE_PAGES
 from grok1_backend.server import child
 from grok1_backend.server.log import LogFollower, failure, progress
 from grok1_backend.server.options import LaunchError, ServerOptions
@@ -214,7 +213,6 @@ class TritonServer:
             "PYTHONUNBUFFERED": "1",
             "GROK1_MODEL": str(options.model.absolute()),
         }
-        environment = {**HUGE_PAGES, **environment}
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.cache / "jax"))
         if options.slots is not None:
             environment["GROK1_SLOTS"] = str(options.slots)
