@@ -45,6 +45,7 @@ def random(*shape: int, seed: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
+@functools.cache
 def weight(*shape: int, groups: int, seed: int) -> Any:
     """A stack; 0 groups: float32, else int8 with so many groups of scales."""
     floats = random(*shape, seed=seed) * 0.3
@@ -67,6 +68,13 @@ def expert_weights(groups: int) -> list[Any]:
 @jax.jit
 def run_experts(x: Any, chosen: Any, gates: Any, valid: Any, weights: list[Any]) -> jax.Array:
     return experts(x, chosen, gates, valid, *(stack_of(weight) for weight in weights))
+
+
+@jax.jit
+def in_jax(x: Any, chosen: Any, gates: Any, valid: Any, weights: list[Any]) -> jax.Array:
+    routing = Routing(jnp.zeros((len(x), EXPERTS)), chosen, gates)
+    slices = ExpertWeights(*(LayerSlice(weight, LAYER) for weight in weights))
+    return chosen_experts(x, routing, slices, valid)
 
 
 @jax.jit
@@ -106,9 +114,7 @@ def test_experts(rows: int, kind: str, groups: int, dtype: str) -> None:
     valid = jnp.arange(rows) % 5 != 3
     weights = expert_weights(groups)
     found = run_experts(x, chosen, gates, valid, weights)
-    routing = Routing(jnp.zeros((rows, EXPERTS)), chosen, gates)
-    slices = ExpertWeights(*(LayerSlice(w, LAYER) for w in weights))
-    close(found, chosen_experts(x, routing, slices, valid), dtype)
+    close(found, in_jax(x, chosen, gates, valid, weights), dtype)
     assert not found[~valid].any()
 
 
