@@ -2,8 +2,8 @@
 //
 // Memory gives most to threads that each read long runs, one after the other without a pause. So a
 // weight is cut along its depth, not its columns, and a thread that computes one part fetches the
-// next. The sums of several threads are integers: whichever computes a part, the product is the same
-// to the bit.
+// next. The sums of several threads are integers: whichever computes a part, the product is the
+// same to the bit.
 #ifndef GROK1_BY_DEPTH_H_
 #define GROK1_BY_DEPTH_H_
 

@@ -1,8 +1,8 @@
 // The arithmetic of the kernels, compiled once for each instruction set and chosen at run time.
 //
 // A row's result does not depend on its neighbours, to the bit: each element of a product is one
-// chain of fused multiply-adds over the depth, in order, for any number of rows and on any path; or,
-// with int8 weights, where the CPU multiplies bytes, a sum of integers (integer.h).
+// chain of fused multiply-adds over the depth, in order, for any number of rows and on any path;
+// or, with int8 weights, where the CPU multiplies bytes, a sum of integers (integer.h).
 #ifndef GROK1_COMPUTE_H_
 #define GROK1_COMPUTE_H_
 

@@ -120,7 +120,8 @@ void GateByColumns(const ExpertStep& step, const Pairs& pairs, const PackedPairs
   const int64_t strip = StripOf(ffn, groups, parallel.threads());
   const int64_t strips = NumStrips(ffn, strip);
   Workspace workspace;
-  auto* const rows = reinterpret_cast<float*>(workspace.AtLeast(sizeof(float) * pairs.size() * ffn));
+  const int64_t bytes = pairs.size() * ffn * static_cast<int64_t>(sizeof(float));
+  auto* const rows = reinterpret_cast<float*>(workspace.AtLeast(bytes));
   parallel.For(groups * strips, [&](int64_t i) {
     const Group& group = pairs.groups[i / strips];
     const int64_t column = i % strips * strip;
@@ -185,7 +186,9 @@ void MixByDepth(const ExpertStep& step, const Pairs& pairs, const PackedPairs& g
                 Parallel& parallel) {
   const int64_t width = step.linear.first.depth;
   std::vector<PackedProduct> products;
-  for (size_t g = 0; g < pairs.groups.size(); ++g) products.push_back(gated.Product(g, step.linear_1));
+  for (size_t g = 0; g < pairs.groups.size(); ++g) {
+    products.push_back(gated.Product(g, step.linear_1));
+  }
   const ProductsByDepth sums(std::move(products), parallel);
   parallel.For(step.rows, [&](int64_t row) {
     float* const part = ThreadFloats(width, 0);

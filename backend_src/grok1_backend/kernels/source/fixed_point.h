@@ -15,7 +15,9 @@ constexpr int kDigits = 3;
 // Digits come in runs of so many values, 0 beyond the last: what one tile instruction takes.
 constexpr int64_t kDigitRun = 64;
 
-inline int64_t PaddedDepth(int64_t depth) { return (depth + kDigitRun - 1) / kDigitRun * kDigitRun; }
+inline int64_t PaddedDepth(int64_t depth) {
+  return (depth + kDigitRun - 1) / kDigitRun * kDigitRun;
+}
 
 inline IntVector Round(Vector x) {
 #if defined(__AVX512F__)
@@ -29,8 +31,8 @@ inline IntVector Round(Vector x) {
 #endif
 }
 
-// The largest magnitude of a run as the bits of a float, whose order is that of integers: infinities
-// and what is not a number are above all numbers.
+// The largest magnitude of a run as the bits of a float, whose order is that of integers:
+// infinities and what is not a number are above all numbers.
 inline int32_t LargestBits(const float* x, int64_t depth) {
   IntVector top{};
   int64_t d = 0;
@@ -50,8 +52,8 @@ inline int32_t LargestBits(const float* x, int64_t depth) {
 }
 
 // Digit i of x[d], the least first, goes to digits[i · stride + d], up to PaddedDepth(depth).
-// Returns the scale: x[d] is about scale · sum over i of digit i · 256^i; not a number where a value
-// is none or infinite.
+// Returns the scale: x[d] is about scale · sum over i of digit i · 256^i; not a number where a
+// value is none or infinite.
 inline float ToDigits(const float* x, int64_t depth, int8_t* digits, int64_t stride) {
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   const int32_t largest = LargestBits(x, depth);

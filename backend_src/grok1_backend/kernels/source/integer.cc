@@ -141,8 +141,9 @@ void FinishRow(const void* x, int64_t rows, int64_t row, const Matrix& weight, i
 
 // One group's product of all rows with a column block, set or added to out. The weights are brought
 // to their order once; blocks of rows are so small that their sums stay in the first cache.
-void MultiplyBlock(const Packed& packed, int64_t rows, const Matrix& weight, const IntegerPart& part,
-                   const WeightPart& next, const Scratch& scratch, float* out, int64_t out_stride) {
+void MultiplyBlock(const Packed& packed, int64_t rows, const Matrix& weight,
+                   const IntegerPart& part, const WeightPart& next, const Scratch& scratch,
+                   float* out, int64_t out_stride) {
   const int8_t* const digits = packed.Group(part.group);
   const int64_t padded = PaddedDepth(part.depth);
   const WeightPart here = PartOf(weight, part);

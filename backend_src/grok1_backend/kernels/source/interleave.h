@@ -85,7 +85,8 @@ inline void InterleaveLine(const int8_t* const* rows_of, Bytes flip, int8_t* to)
 }
 
 // `depth` rows by `width` columns (at most a block) of a weight, and as many lines as
-// PaddedDepth(depth) needs: what lies beyond meets digits that are 0. Each byte is xored with `flip`.
+// PaddedDepth(depth) needs: what lies beyond meets digits that are 0. Each byte is xored with
+// `flip`.
 //
 // Half of what is ahead is fetched here, half where the block is used: few requests to memory are
 // kept at a time, and they should never run out.

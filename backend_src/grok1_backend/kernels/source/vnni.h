@@ -48,8 +48,9 @@ inline int32_t Correction(const int8_t* digits, int64_t depth) {
 
 // kLines lines by kVectors vectors of columns, from vector `first` of the block on.
 template <int kLines>
-void DotVectors(const int8_t* digits, int64_t stride, const int8_t* planes, int64_t depth, int first,
-                const int32_t* corrections, bool set, int32_t* sums, int64_t plane_sums) {
+void DotVectors(const int8_t* digits, int64_t stride, const int8_t* planes, int64_t depth,
+                int first, const int32_t* corrections, bool set, int32_t* sums,
+                int64_t plane_sums) {
   const int8_t* weights[kVectors];
   int32_t* to[kVectors];
   Bytes sum[kLines][kVectors];
