@@ -12,11 +12,11 @@ from grok1_backend.engine.errors import EngineError, ErrorCode
 from grok1_backend.engine.requests import TOP_TOKENS, FinishReason, TokenEvent
 from grok1_backend.triton import cancellation
 from grok1_backend.triton.cancellation import CancellationWatch
+from grok1_backend.triton.channel import Address
 from grok1_backend.triton.engine_model import EventSender
 from grok1_backend.triton.front import join_rows
 from grok1_backend.triton.parsing import ClientRequest, RequestParser
-from grok1_backend.triton.relay import CallName
-from grok1_backend.triton.responses import ResponseStream, answering, respond
+from grok1_backend.triton.responses import CallName, ResponseStream, answering, respond
 
 GENERATION = RequestParser(end_ids=(2,), default_max_tokens=4).parse(
     ClientRequest(tensors={"input_ids": np.array([[5]], np.int32)})
@@ -77,7 +77,7 @@ def test_an_error_becomes_the_final_response(
 def test_an_error_becomes_an_output_for_a_calling_model(request_of_triton: Any) -> None:
     request = request_of_triton("error")
     stream = ResponseStream(request)
-    stream.call = CallName("caller", "1")
+    stream.call = CallName(Address.new(), "1")
     stream.fail(REFUSED)
     ((response, flags),) = request.sender.sent
     assert flags == 1

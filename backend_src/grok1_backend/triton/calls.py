@@ -18,6 +18,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from grok1_backend.engine.errors import EngineError, ErrorCode
+from grok1_backend.triton.channel import Inbox
 from grok1_backend.triton.handover import Handover
 from grok1_backend.triton.interface import (
     ABORT,
@@ -26,12 +27,11 @@ from grok1_backend.triton.interface import (
     GROK1,
     INPUT_IDS,
     INTERNAL,
-    RELAYED,
     Tensors,
     Values,
 )
-from grok1_backend.triton.relay import CallName, Part, Receiver, unpack
-from grok1_backend.triton.responses import drop_kept_tensors
+from grok1_backend.triton.relay import Part, Receiver
+from grok1_backend.triton.responses import CallName, drop_kept_tensors
 from grok1_backend.triton.values import from_tensor
 
 _ONE_TURN = (
@@ -67,10 +67,10 @@ class Caller:
     """How long after a call's own end its last event may wait to be taken."""
 
     def __init__(self) -> None:
-        self._name = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._receivers: dict[str, Receiver] = {}
         self._handover: Handover[Receiver, Part] = Handover("responses", self._receive)
+        self._inbox = Inbox(self._hand_over)
         self._ended: deque[tuple[float, object]] = deque()
         self._lock = threading.Lock()
 
@@ -91,12 +91,10 @@ class Caller:
         name = self._new_name()
         self._receivers[name.number] = receiver
         try:
-            for outputs in self._execute(
+            for _ in self._execute(
                 name, tensors, call.wanted, call.request_id, call.parameters, call.timeout
             ):
-                for part in unpack(outputs[RELAYED.name].item()):
-                    if other := self._receivers.get(part.number):  # None: it has failed here
-                        self._handover.put(other, part)
+                pass  # it says no more than that it was taken in, and then that it has ended
             if not receiver.ended.wait(self._LATE_SECONDS):
                 raise EngineError(ErrorCode.INTERNAL, "grok1 ended without an answer")
         finally:
@@ -112,17 +110,23 @@ class Caller:
 
     def close(self) -> None:
         """Lets go of what is kept, while Python still runs."""
+        self._inbox.close()
         self._handover.close()
         time.sleep(self._FORGOTTEN_SECONDS)
         self._ended.clear()
         drop_kept_tensors()
+
+    def _hand_over(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if receiver := self._receivers.get(part.number):  # None: the call has failed here
+                self._handover.put(receiver, part)
 
     def _receive(self, waiting: Mapping[Receiver, Sequence[Part]]) -> None:
         for receiver, parts in waiting.items():
             receiver.receive(parts)
 
     def _new_name(self) -> CallName:
-        return CallName(self._name, str(next(self._numbers)))
+        return CallName(self._inbox.address, str(next(self._numbers)))
 
     def _execute(
         self,
@@ -140,7 +144,7 @@ class Caller:
             correlation_id=uuid.uuid4().hex,
             flags=_ONE_TURN,
             inputs=[pb_utils.Tensor(name, array) for name, array in tensors.items()],
-            requested_output_names=[*wanted, RELAYED.name, ERROR.name],
+            requested_output_names=[*wanted, ERROR.name],
             parameters=dict(parameters or {}),
             timeout=timeout,
         )

@@ -15,21 +15,21 @@ from typing import Any, Protocol
 from grok1_backend.engine.errors import EngineError, ErrorCode, invalid
 from grok1_backend.engine.requests import EventSink, FinishReason, GenerationRequest, TokenEvent
 from grok1_backend.triton.cancellation import CancellationWatch
+from grok1_backend.triton.channel import Address, Outbox
 from grok1_backend.triton.handover import Handover
 from grok1_backend.triton.interface import (
     ABORT,
     DRAIN,
     INTERNAL,
     MAX_DRAIN_SECONDS,
-    RELAYED,
     Values,
 )
 from grok1_backend.triton.metrics import Metrics
 from grok1_backend.triton.outputs import event_values, merge, report
 from grok1_backend.triton.parsing import ClientRequest, Generation, RequestParser
-from grok1_backend.triton.relay import CallName, Part, pack
+from grok1_backend.triton.relay import Part
 from grok1_backend.triton.requests import client_requests
-from grok1_backend.triton.responses import ResponseStream, answering, drop_kept_tensors
+from grok1_backend.triton.responses import CallName, ResponseStream, answering, drop_kept_tensors
 from grok1_backend.triton.values import from_tensor
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class EventSender:
     def __init__(self) -> None:
         self._handover: Handover[ResponseStream, tuple[Generation, TokenEvent]]
         self._handover = Handover("responses", self._send_all)
+        self._outbox = Outbox()
 
     def sink(self, generation: Generation, stream: ResponseStream) -> Callable[[TokenEvent], None]:
         """What the engine calls with the events of a request."""
@@ -124,23 +125,39 @@ class EventSender:
     def close(self) -> None:
         """Sends what is there and ends the thread."""
         self._handover.close()
+        self._outbox.close()
 
     def _send_all(
         self, waiting: Mapping[ResponseStream, Sequence[tuple[Generation, TokenEvent]]]
     ) -> None:
-        callers: dict[str, dict[ResponseStream, Part]] = {}
+        callers: dict[Address, dict[ResponseStream, Part]] = {}
         for stream, happened in waiting.items():
             last = happened[-1][1]
             values = merge([_values(generation, event) for generation, event in happened])
             if stream.call is None:
                 _send(stream, values, last)
             else:
-                first = happened[0][1]
-                start = first.num_output_tokens - len(first.token_ids)
                 parts = callers.setdefault(stream.call.caller, {})
-                parts[stream] = _part(stream.call, stream.wanted, values, start, last)
-        for parts in callers.values():
-            _relay(parts)
+                parts[stream] = _part(stream.call, stream.wanted, values, last)
+        for caller, parts in callers.items():
+            self._relay(caller, parts)
+
+    def _relay(self, caller: Address, parts: Mapping[ResponseStream, Part]) -> None:
+        """Sends the parts, and ends the calls that end."""
+        lost: EngineError | None = None
+        try:
+            self._outbox.send(caller, list(parts.values()))
+        except Exception as error:
+            logger.exception("events of %d calls were not sent", len(parts))
+            lost = EngineError(ErrorCode.INTERNAL, f"the caller does not listen: {error}")
+        for stream, part in parts.items():
+            try:
+                if lost is not None:
+                    stream.fail(lost)
+                elif part.final:
+                    stream.send({}, final=True)
+            except Exception:
+                logger.exception("call %s was not ended", stream.call)
 
 
 def _values(generation: Generation, event: TokenEvent) -> Values:
@@ -162,28 +179,10 @@ def _send(stream: ResponseStream, values: Values, last: TokenEvent) -> None:
         logger.exception("a response of request %s was not sent", last.request_id)
 
 
-def _part(
-    call: CallName, wanted: Collection[str], values: Values, start: int, last: TokenEvent
-) -> Part:
+def _part(call: CallName, wanted: Collection[str], values: Values, last: TokenEvent) -> Part:
     return Part(
         number=call.number,
-        start=start,
-        tokens=last.num_output_tokens - start,
         values={name: value for name, value in values.items() if name in wanted},
         final=last.finish_reason is not None,
         error=None if last.error is None else (last.error.code.value, last.error.message),
     )
-
-
-def _relay(parts: Mapping[ResponseStream, Part]) -> None:
-    """Sends the parts as a response of the first of their calls that can, and ends what ends."""
-    packed = {RELAYED.name: pack(list(parts.values()))}
-    carried = False
-    for stream, part in parts.items():
-        try:
-            if not carried:
-                carried = stream.send(packed, final=part.final)
-            elif part.final:
-                stream.send({}, final=True)
-        except Exception:
-            logger.exception("a response of call %s was not sent", stream.call)

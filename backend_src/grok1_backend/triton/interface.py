@@ -295,9 +295,10 @@ INTERNAL = Input(
     "internal",
     "TYPE_STRING",
     (1,),
-    "Sent by models that call this one: the caller's name, `/`, the call's. An empty response, or "
-    "the output `error`, comes as soon as the request is taken in; what follows, as the output "
-    "`relayed` of any call of that caller. Only `abort` cancels.",
+    "Sent by models that call this one: where the caller listens, `/`, the call's number. What is "
+    "generated goes to the caller's socket. There are two responses: an empty one, or the output "
+    "`error`, as soon as the request is taken in, and an empty one at its end. Only `abort` "
+    "cancels.",
 )
 ABORT = Input(
     "abort",
@@ -396,12 +397,6 @@ ERROR = Output(
     (2,),
     "Code and message of why an `internal` request was refused; in no other response.",
 )
-RELAYED = Output(
-    "relayed",
-    "TYPE_STRING",
-    (1,),
-    "The events of one step for several `internal` requests of one caller.",
-)
 PROMPT_IDS = Output("prompt_ids", "TYPE_INT32", (-1,), "The prompt as token ids.")
 
 PROMPTS = (TEXT_INPUT, INPUT_IDS)
@@ -428,7 +423,7 @@ TEXT_OUTPUTS = (TEXT_OUTPUT, *TOKEN_OUTPUTS)
 GROK1 = Model(
     "grok1",
     (INPUT_IDS, PROMPT_TEXT, *ENGINE_SETTINGS, INTERNAL, ABORT, DRAIN),
-    (*TOKEN_OUTPUTS, TEXT_TRIM, PROMPT_TEXT, ERROR, RELAYED),
+    (*TOKEN_OUTPUTS, TEXT_TRIM, PROMPT_TEXT, ERROR),
     decoupled=True,
 )
 PREPROCESS = Model("grok1_preprocess", PROMPTS, (PROMPT_IDS, PROMPT_TEXT))

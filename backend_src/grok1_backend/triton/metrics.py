@@ -206,7 +206,7 @@ class Metrics:
             self._histograms[histogram].observe(observed)
         # Last: when they say that nothing runs, the rest has been told.
         for gauge, metric in self._gauges.items():
-            value = float(gauge.read(stats))
-            if self._shown.get(gauge) != value:
-                metric.set(value)
-                self._shown[gauge] = value
+            number = float(gauge.read(stats))
+            if self._shown.get(gauge) != number:
+                metric.set(number)
+                self._shown[gauge] = number

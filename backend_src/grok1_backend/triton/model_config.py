@@ -18,7 +18,6 @@ from grok1_backend.triton.interface import (
     PREPROCESS,
     PROMPT_IDS,
     PROMPT_TEXT,
-    RELAYED,
     Model,
     Output,
 )
@@ -43,7 +42,7 @@ def ensemble_config() -> str:
     """The text of grok1_ensemble/config.pbtxt."""
     known = (PROMPT_TEXT, *ENSEMBLE.inputs)
     settings = _same(field for field in GROK1.inputs if field in known)
-    sent = _same(field for field in GROK1.outputs if field not in (ERROR, RELAYED))
+    sent = _same(field for field in GROK1.outputs if field is not ERROR)
     shown = {PROMPT_TEXT.name: "shown_prompt_text"}  # what of it goes on behind grok1
     steps = (
         _step(PREPROCESS, _same(PREPROCESS.inputs), _same(PREPROCESS.outputs)),

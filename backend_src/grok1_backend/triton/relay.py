@@ -1,17 +1,11 @@
-"""How what `grok1` generates travels to the models that call it: a step's events in one response.
-
-A response between models costs half a dozen switches between processes, whatever is in it. So the
-events of all calls of one caller go together, as a response of any one of the calls; every call
-still ends with its own final response. Responses of different calls are read by different threads:
-each part says where in its call it belongs, and `Receiver` puts them in order.
-"""
+"""What `grok1` generates for the models that call it, on its way: parts of calls."""
 
 from __future__ import annotations
 
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from grok1_backend.engine.errors import EngineError, ErrorCode
@@ -21,31 +15,11 @@ from grok1_backend.triton.outputs import merge
 logger = logging.getLogger(__name__)
 
 
-class CallName(NamedTuple):
-    """How the input `internal` names a call: `caller/number`."""
-
-    caller: str
-    number: str
-
-    @classmethod
-    def parse(cls, text: str) -> CallName:
-        """The name from its text."""
-        caller, _, number = text.partition("/")
-        return cls(caller, number)
-
-    def __str__(self) -> str:
-        return f"{self.caller}/{self.number}"
-
-
 class Part(NamedTuple):
     """One event of one call."""
 
     number: str
     """The caller's, of the call."""
-    start: int
-    """How many tokens of the call came before this event."""
-    tokens: int
-    """How many tokens the event has; only the last one may have none."""
     values: Values
     """Of the outputs that the caller asked for."""
     final: bool = False
@@ -54,7 +28,7 @@ class Part(NamedTuple):
 
 
 def pack(parts: Sequence[Part]) -> bytes:
-    """The parts as the value of a tensor."""
+    """The parts as bytes."""
     return pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
 
 
@@ -78,29 +52,21 @@ class Receiver:
         self.error: EngineError | None = None
         """What ended the call, if it failed."""
         self._take = take
-        self._next = 0
-        self._early: dict[int, Part] = {}  # by their start
         self._failed = False
 
-    def receive(self, parts: Iterable[Part]) -> None:
-        """Takes those of the parts, and of the ones that came too early before, that are due."""
-        self._early |= {part.start: part for part in parts}
-        values: list[Values] = []
-        ends = False
-        while not ends and (part := self._early.pop(self._next, None)) is not None:
-            self._next += part.tokens
-            ends = part.final
-            if part.error is None:
-                values.append(part.values)
-            elif self.error is None:
-                code, message = part.error
-                self.error = EngineError(ErrorCode(code), message)
+    def receive(self, parts: Sequence[Part]) -> None:
+        """Takes the next parts."""
+        last = parts[-1]
+        values = [part.values for part in parts if part.error is None]
         try:
             if values and not self._failed:
                 self._take(merge(values))
+            if last.error is not None and not self._failed:
+                code, message = last.error
+                self.error = EngineError(ErrorCode(code), message)
         except Exception as error:  # of this call alone; the thread works for all of them
             logger.exception("a response was not taken")
             self._failed = True
             self.error = EngineError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
-        if ends:
+        if last.final:
             self.ended.set()

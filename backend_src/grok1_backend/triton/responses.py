@@ -7,13 +7,13 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton_python_backend_utils as pb_utils
 
 from grok1_backend.engine.errors import EngineError, ErrorCode
+from grok1_backend.triton.channel import Address
 from grok1_backend.triton.interface import ERROR, Values, as_tensor
-from grok1_backend.triton.relay import CallName
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,26 @@ _kept_tensor = functools.lru_cache(_KEPT_TENSORS)(_new_tensor)
 def drop_kept_tensors() -> None:
     """Lets go of what is kept, while Python and the shared memory still are."""
     _kept_tensor.cache_clear()
+
+
+class CallName(NamedTuple):
+    """How the input `internal` names a call: `address/number`."""
+
+    caller: Address
+    number: str
+
+    @classmethod
+    def parse(cls, text: str) -> CallName:
+        """The name from its text.
+
+        Raises:
+          EngineError: INVALID_ARG if it is none.
+        """
+        caller, _, number = text.partition("/")
+        return cls(Address.parse(caller), number)
+
+    def __str__(self) -> str:
+        return f"{self.caller}/{self.number}"
 
 
 class ResponseStream:
