@@ -24,8 +24,9 @@ from floor import EXPERT_VALUES, ITEM_BYTES, Needs, needs
 from machine import Rates, describe
 from results import RESULTS, ROOT, Row, Run, commit
 
-from grok1_backend.kernels.memory import HUGE_PAGES
-
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Environment in which glibc asks for pages of 2 MB: for the peers and for the floor what our runner
+does for its own arrays."""
 CORES = 2
 WITH_CONTENDERS = ("decode", "prefill")
 """Parts that measure loaded engines; for the others their memory is given back."""
