@@ -25,8 +25,8 @@ from machine import Rates, describe
 from results import RESULTS, ROOT, Row, Run, commit
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Environment in which glibc asks for pages of 2 MB: for the peers and for the floor what our runner
-does for its own arrays."""
+"""Environment in which glibc asks for pages of 2 MB: it gives the peers, and the floor, what our
+runner does for its own arrays."""
 CORES = 2
 WITH_CONTENDERS = ("decode", "prefill")
 """Parts that measure loaded engines; for the others their memory is given back."""
