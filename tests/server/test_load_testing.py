@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exports import export_of
 
 from grok1_backend.server import TritonServer
 
@@ -193,20 +194,9 @@ class Guide:
         return done.stdout
 
     def measure(self, command: str) -> None:
-        """Runs perf_analyzer; its export is whole afterwards.
-
-        It writes no more of an export once an empty tensor's memory reads as NaN, rarely.
-        """
+        """Runs perf_analyzer; its export is whole afterwards."""
         (export,) = (self.folder / name for name in re.findall(r"export-file (\S+)", command))
-        for _ in range(3):
-            export.unlink(missing_ok=True)
-            self.run(command)
-            try:
-                json.loads(export.read_text(encoding="utf-8"))
-            except json.JSONDecodeError:
-                continue
-            return
-        pytest.fail(f"three exports of this were cut off:\n{command}")
+        export_of(lambda: self.run(command), export)
 
 
 @pytest.mark.usefixtures("perf_analyzer")

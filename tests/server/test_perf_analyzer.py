@@ -10,6 +10,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from exports import export_of
 from generation import eventually, metric
 
 PROMPTS = ("In the beginning", "And it came to pass", "The king said unto")
@@ -29,19 +30,17 @@ def run(command: str, folder: Path, *arguments: str) -> list[dict[str, Any]]:
     data = [{"text_input": [text], "max_tokens": [TOKENS]} for text in PROMPTS]
     (folder / "input.json").write_text(json.dumps({"data": data}))
     export = folder / "profile.json"
-    done = subprocess.run(
-        [
-            *(command, *arguments, *MEASUREMENT),
-            *(f"--input-data={folder / 'input.json'}", f"--profile-export-file={export}"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not re.search(r"fail|error", done.stdout + done.stderr, re.IGNORECASE), done.stdout
-    requests: list[dict[str, Any]] = json.loads(export.read_text())["experiments"][0]["requests"]
+    line = [
+        *(command, *arguments, *MEASUREMENT),
+        *(f"--input-data={folder / 'input.json'}", f"--profile-export-file={export}"),
+    ]
+
+    def measure() -> None:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not re.search(r"fail|error", done.stdout + done.stderr, re.IGNORECASE), done.stdout
+
+    requests: list[dict[str, Any]] = export_of(measure, export)["experiments"][0]["requests"]
     return requests
 
 
