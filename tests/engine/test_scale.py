@@ -74,6 +74,7 @@ def instructions(work: Callable[[], None]) -> int:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # what Python 3.12 asks when a trace is set
     sys.settrace(trace)
     try:
         work()
