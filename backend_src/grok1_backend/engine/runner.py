@@ -29,7 +29,7 @@ from grok1_backend.engine.huge_pages import collapse
 from grok1_backend.engine.requests import SamplingParams
 from grok1_backend.engine.runner_api import DecodeRow, PrefillRow, PromptScores, StepOutput
 from grok1_backend.engine.runner_settings import RunnerSettings, bucket
-from grok1_backend.engine.sampler import Variant
+from grok1_backend.engine.sampler import Variant, unpack
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.parameters import Parameters
 from grok1_backend.model.steps import StepInput, pool_creator
@@ -53,16 +53,7 @@ class Step:
 
     def result(self) -> StepOutput:
         """Waits for the device."""
-        output = np.asarray(self.packed)[: self.rows]
-        floats, last = output.view(np.float32), output.shape[1] - 1
-        tops = (last - 2) // 2
-        return StepOutput(
-            token_ids=output[:, 0],
-            log_probs=floats[:, 1],
-            top_ids=output[:, 2 : 2 + tops],
-            top_log_probs=floats[:, 2 + tops : last],
-            finite=output[:, last] > 0,
-        )
+        return unpack(np.asarray(self.packed)[: self.rows])
 
 
 @dataclass(frozen=True, eq=False)

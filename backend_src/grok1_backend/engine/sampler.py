@@ -22,7 +22,9 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from grok1_backend.engine.decode_state import DecodeState, drop_padding
 from grok1_backend.engine.filters import (
@@ -33,6 +35,7 @@ from grok1_backend.engine.filters import (
     weigh_by,
 )
 from grok1_backend.engine.requests import SamplingParams
+from grok1_backend.engine.runner_api import StepOutput
 from grok1_backend.engine.scoring import model_choice
 
 BAN = 2.0**17
@@ -78,7 +81,7 @@ class SampleOutput:
     def packed(self) -> Array:
         """All in one array, to come to the host in one copy: [B, 3 + 2 * TOP_TOKENS] int32.
 
-        In the order of the fields, floats by their bits.
+        In the order of the fields, floats by their bits; `unpack` takes it apart.
         """
         columns = (
             self.ids[:, None],
@@ -88,6 +91,19 @@ class SampleOutput:
             self.finite.astype(jnp.int32)[:, None],
         )
         return jnp.concatenate(columns, axis=1)
+
+
+def unpack(packed: NDArray[np.int32]) -> StepOutput:
+    """What `SampleOutput.packed` put together, on the host: views of it where they can be."""
+    floats, last = packed.view(np.float32), packed.shape[1] - 1
+    tops = (last - 2) // 2
+    return StepOutput(
+        token_ids=packed[:, 0],
+        log_probs=floats[:, 1],
+        top_ids=packed[:, 2 : 2 + tops],
+        top_log_probs=floats[:, 2 + tops : last],
+        finite=packed[:, last] > 0,
+    )
 
 
 def sample(

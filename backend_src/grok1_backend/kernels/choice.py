@@ -7,7 +7,7 @@ it runs. Kernels are called inside `shard_map`, on a shard's own arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
@@ -62,6 +62,11 @@ def for_weights(dtype: DTypeLike, stacks: Sequence[Stack]) -> Kernels | None:
         return gpu if gpu.takes(stacks) else None
     known = all(stack.weight.dtype in (jnp.int8, jnp.float32) for stack in stacks)
     return native if known and native.available(dtype) else None
+
+
+def for_table(dtype: DTypeLike) -> Callable[..., jax.Array] | None:
+    """`native.table_product` where it takes activations of a dtype; None for JAX, also on GPU."""
+    return native.table_product if native.available(dtype) else None
 
 
 def for_attention(queries: jax.Array, pages: jax.Array) -> Kernels | None:

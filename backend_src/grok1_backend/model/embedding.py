@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from grok1_backend.kernels import native
+from grok1_backend.kernels import choice
 from grok1_backend.model.precision import product_precision
 from grok1_backend.model.quantization import tile_rows
 
@@ -73,8 +73,8 @@ def unembed(x: jax.Array, table: jax.Array | EmbeddingTable) -> jax.Array:
     """
     if not isinstance(table, EmbeddingTable):
         return _product(x, table)
-    if native.available(x.dtype):
-        return native.table_product(x, table.weight, table.scales)
+    if table_product := choice.for_table(x.dtype):
+        return table_product(x, table.weight, table.scales)
     if table.scales is None:
         return _product(x, table.weight)
     return _quantized_product(x, table.weight) * table.scales
