@@ -7,10 +7,18 @@ gaps and stay together; the bits of floats >= 0, read as integers, are in the fl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
+
+from grok1_backend.kernels import choice
+
+if TYPE_CHECKING:
+    from grok1_backend.kernels.gpu.rows import Sum
 
 FOLD = 16
 """A row is summed by folding it: numbers V / 16 apart are added first, in V / 16 sums that fill the
@@ -26,6 +34,9 @@ them is searched over the whole row."""
 
 WEIGHTLESS = 104.0
 """exp(-104) is 0 in float32: tokens with larger gaps are never drawn."""
+
+Sums = Callable[[Callable[[Array, Array], Array]], Array]
+"""Sums over rows, [B], a function of their tokens' gaps and weights, [B, V] each."""
 
 Bounds = tuple[Array, Array, Array, Array]
 """Bits of a gap below the threshold and of one not below it, and the totals up to them."""
@@ -52,7 +63,7 @@ def filter_by(
     def gaps() -> Array:
         return _gaps(logits, best, temperature)
 
-    threshold = _threshold(gaps, candidates, top_k, top_p)
+    threshold = _threshold(gaps, logits.shape[1], candidates, top_k, top_p)
 
     def weigh(logits: Array) -> Array:
         gaps = _gaps(logits, best, temperature)
@@ -100,19 +111,35 @@ def _gaps(logits: Array, best: Array, temperature: Array) -> Array:
     return (best[:, None] - logits) / warm[:, None]
 
 
-def _threshold(gaps: Callable[[], Array], candidates: Array, top_k: Array, top_p: Array) -> Array:
+def _threshold(
+    gaps: Callable[[], Array], size: int, candidates: Array, top_k: Array, top_p: Array
+) -> Array:
     """[B]: the largest gap that top-k and top-p keep.
+
+    On GPU a predicate would be read by the host: what is seldom needed is computed always if it is
+    cheap, and else in a kernel, in which a row that does not need it ends at once.
 
     Args:
       gaps: of all tokens, [B, V]; a function, to be called in branches that are seldom taken.
+      size: V.
       candidates: [B, n]: the smallest gaps, in order.
     """
-    of_all = ((top_p < 1.0) & (top_k <= 0)).any()
-    total = lax.cond(of_all, lambda: row_sum(jnp.exp(-gaps())), lambda: jnp.zeros_like(top_p))
+
+    def of_all() -> Array:
+        return row_sum(jnp.exp(-gaps()))
+
+    last, each_row = candidates[:, -1], choice.for_each_row()
+    if each_row is not None:
+        near, found = _near_threshold(candidates, of_all(), top_k, top_p)
+        search_row = functools.partial(_search_row, size)
+        return jnp.where(found, near, each_row(search_row, gaps(), ~found, last, top_k, top_p))
+
+    some_of_all = ((top_p < 1.0) & (top_k <= 0)).any()
+    total = lax.cond(some_of_all, of_all, lambda: jnp.zeros_like(top_p))
     near, found = _near_threshold(candidates, total, top_k, top_p)
 
     def search() -> Array:
-        far = _far_threshold(gaps(), candidates, top_k, top_p, ~found)
+        far = _search(_sums(gaps()), size, ~found, last, top_k, top_p)
         return jnp.where(found, near, far)
 
     threshold: Array = lax.cond(found.all(), lambda: near, search)
@@ -141,21 +168,39 @@ def _near_threshold(
     return jnp.minimum(by_k, jnp.where(limits_p, by_p, jnp.inf)), found_k & found_p
 
 
-def _far_threshold(
-    gaps: Array, candidates: Array, top_k: Array, top_p: Array, wanted: Array
-) -> Array:
-    """The threshold of the `wanted` rows ([B] bool) by bisection over all their tokens."""
+def _sums(gaps: Array) -> Sums:
+    """Sums over rows with gaps [B, V]."""
     gaps = lax.optimization_barrier(gaps)  # else computed anew for each limit
     weights = lax.optimization_barrier(jnp.exp(-gaps))
+    return lambda function: row_sum(function(gaps, weights))
+
+
+def _search_row(size: int, total: Sum, last: Array, top_k: Array, top_p: Array) -> Array:
+    """`_search` in a kernel, for the one row whose gaps `total` sums."""
+
+    def sums(function: Callable[[Array, Array], Array]) -> Array:
+        return total(lambda gaps: function(gaps, jnp.exp(-gaps)))
+
+    return _search(sums, size, jnp.bool_(True), last, top_k, top_p)
+
+
+def _search(sums: Sums, size: int, wanted: Array, last: Array, top_k: Array, top_p: Array) -> Array:
+    """The threshold of the `wanted` rows by bisection over all their tokens.
+
+    Args:
+      size: tokens of a row.
+      wanted: [B] bool; in a kernel, for one row, it and the others are [].
+      last: the gap of the last candidate.
+    """
 
     def count(limit: Array) -> Array:
-        return row_sum(jnp.where(gaps <= limit[:, None], 1.0, 0.0))
+        return sums(lambda gaps, _: jnp.where(gaps <= limit[..., None], 1.0, 0.0))
 
     def mass(limit: Array) -> Array:
-        return row_sum(jnp.where(gaps <= limit[:, None], weights, 0.0))
+        return sums(lambda gaps, weights: jnp.where(gaps <= limit[..., None], weights, 0.0))
 
-    last, wanted_k, wanted_p = candidates[:, -1], wanted & (top_k > 0), wanted & (top_p < 1.0)
-    all_tokens = jnp.full(top_k.shape, gaps.shape[1], jnp.float32)
+    wanted_k, wanted_p = wanted & (top_k > 0), wanted & (top_p < 1.0)
+    all_tokens = jnp.full(top_k.shape, size, jnp.float32)
     by_k = _least(count, jnp.ones_like, top_k.astype(jnp.float32), all_tokens, last, wanted_k)
     kept = mass(by_k)
     by_p = _least(mass, lambda gap: jnp.exp(-gap), top_p * kept, kept, last, wanted_p)
@@ -188,6 +233,10 @@ def _least(
         several = total_high - total_low > 1.5 * least_of_one(_from_bits(high))
         return wanted & several & (high - low > 1)
 
+    def some_are_open(bounds: Bounds) -> Array:
+        rows = is_open(bounds)
+        return rows.any() if rows.ndim else rows  # Triton's compiler knows no `any`
+
     def halve(bounds: Bounds) -> Bounds:
         low, high, total_low, total_high = bounds
         middle = low + (high - low) // 2
@@ -205,10 +254,8 @@ def _least(
     total_below = total(_from_bits(just_below))
     good = total_below < target
     low, total_low = jnp.where(good, just_below, -1), jnp.where(good, total_below, 0.0)
-    high = jnp.full_like(low, _to_bits(jnp.float32(WEIGHTLESS)))
-    bounds = lax.while_loop(
-        lambda bounds: is_open(bounds).any(), halve, (low, high, total_low, total_all)
-    )
+    high = jnp.full_like(low, np.float32(WEIGHTLESS).view(np.int32))
+    bounds = lax.while_loop(some_are_open, halve, (low, high, total_low, total_all))
     return jnp.where(wanted, _from_bits(bounds[1]), jnp.inf)
 
 

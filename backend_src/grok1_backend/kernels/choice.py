@@ -69,6 +69,15 @@ def for_table(dtype: DTypeLike) -> Callable[..., jax.Array] | None:
     return native.table_product if native.available(dtype) else None
 
 
+def for_each_row() -> Callable[..., jax.Array] | None:
+    """`gpu.each_row` on GPU, where a loop in JAX would have the host wait; None for JAX."""
+    if not on_gpu():
+        return None
+    from grok1_backend.kernels import gpu
+
+    return gpu.each_row
+
+
 def for_attention(queries: jax.Array, pages: jax.Array) -> Kernels | None:
     """The kernels for attention of queries [..., D] over pages of keys and values [..., D]."""
     if on_gpu():
