@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gpus_meant import gpus_meant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -309,14 +310,7 @@ def test_the_released_sizes_lower_for_cuda(
 
 @pytest.fixture
 def gpu_is_meant() -> Iterator[None]:
-    """Newer versions of JAX ask which GPU is meant."""
-    kinds = getattr(jax.sharding, "AbstractDevice", None)
-    if kinds is None:
-        yield
-        return
-    device = kinds(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
-    mesh = jax.sharding.AbstractMesh((1,), ("model",), abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh):
+    with gpus_meant(1):
         yield
 
 
