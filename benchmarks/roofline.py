@@ -31,8 +31,8 @@ CONTEXTS = (1024, 8192)
 KV_BYTES = 2  # bfloat16
 LEAST_TILE = 16  # rows of the smallest product of tensor cores
 LAUNCHES = 26
-"""Kernels and copies of a layer, one after the other, in the decode step that JAX 0.12.0.1 compiles
-for sm_90a (without a device: it was never run)."""
+"""Kernels and copies of a layer, one after the other, in the decode step of one request that JAX
+0.12.0.1 compiles for sm_90a (without a device: it was never run); of 32 requests one more."""
 BETWEEN_KERNELS = 1.5e-6
 """Seconds from the end of a kernel to the start of the next in a CUDA graph: an assumption."""
 
@@ -187,8 +187,9 @@ def section() -> str:
         f"request, at {assumed.all_reduce * 1e6:.0f} µs and the links' {assumed.link / 1e9:.0f} "
         "GB/s; each µs more for",
         f"one adds {2 * config.num_layers * 1e-3:.2f} ms. *With launches* adds "
-        f"{BETWEEN_KERNELS * 1e6:.1f} µs, an assumption, between the {LAUNCHES} kernels of",
-        "a layer.",
+        f"{BETWEEN_KERNELS * 1e6:.1f} µs, an assumption, between the {LAUNCHES} kernels and copies",
+        "of a layer. Left out are the embedding's all-reduce and the sampler, whose kernels are in",
+        "[gpu.md](gpu.md#checked-without-a-gpu).",
         "",
         *table(config),
     ]
