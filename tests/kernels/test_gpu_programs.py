@@ -6,8 +6,11 @@ ones where CUDA is, and looks at what the compiler made of them.
 
 from __future__ import annotations
 
+import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from gpus_meant import gpus_meant
@@ -26,23 +29,25 @@ LOOP = re.compile(
 
 
 @pytest.fixture(scope="module")
-def lowered() -> dict[str, str]:
-    """Of every program its name and StableHLO."""
+def gpu_programs() -> Iterator[ModuleType]:
+    """The script, while programs are those for GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         patch.setattr(choice, "on_gpu", lambda: True)
         patch.setattr(native, "available", lambda _: False)
-        import gpu_programs
+        yield importlib.import_module("gpu_programs")
 
-        with gpus_meant(gpu_programs.GPUS) as mesh:
-            traced = [
-                (job.name, job.function.trace(*job.arguments))
-                for job in gpu_programs.released_programs(mesh)
-            ]
-            return {
-                name: program.lower(lowering_platforms=("cuda",)).as_text()
-                for name, program in traced
-            }
+
+@pytest.fixture(scope="module")
+def lowered(gpu_programs: ModuleType) -> dict[str, str]:
+    """Of every program its name and StableHLO."""
+    with gpus_meant(gpu_programs.GPUS) as mesh:
+        return {
+            job.name: job.function.trace(*job.arguments)
+            .lower(lowering_platforms=("cuda",))
+            .as_text()
+            for job in gpu_programs.released_programs(mesh)
+        }
 
 
 def test_every_kind_of_program_is_there(lowered: dict[str, str]) -> None:
@@ -73,3 +78,11 @@ def test_kernels_of_each_program(lowered: dict[str, str]) -> None:
     for name, program in lowered.items():
         expected = sum(launches.get(word, 0) for word in name.split())
         assert program.count("@__gpu$xla.gpu.triton") == expected, name
+
+
+def test_the_script_finds_predicates_in_what_was_compiled(gpu_programs: ModuleType) -> None:
+    layers = '%a = (s32[]) while(%t), body=%b, backend_config={"known_trip_count":{"n":"64"}}'
+    search = "%c = (s32[], s32[8]) while(%t), condition=%d, body=%e"
+    branch = "  ROOT %f = f32[8] conditional(%p, %g, %g), true_computation=%h"
+    assert gpu_programs.predicates(layers) == 0
+    assert gpu_programs.predicates("\n".join((layers, search, branch))) == 2

@@ -107,6 +107,8 @@ def hidden_states(
         return (_apply(apply_layer, slices, h), pool), None
 
     h = _apply(encode, _nested(parameters, ""), step.tokens)
+    # An array, not the loop's counter: XLA for GPUs would make each slice at it a copy of its own,
+    # and of a layer's one graph several.
     layers = jnp.arange(config.num_layers, dtype=jnp.int32)
     (h, pool), _ = jax.lax.scan(body, (h, pool), layers)
     return h, pool
