@@ -15,14 +15,24 @@ import numpy as np
 
 from grok1_backend.kernels import native
 from grok1_backend.model.moe import ExpertWeights, Routing, chosen_experts
-from grok1_backend.model.quantization import LayerSlice, QuantizedWeight8bit
+from grok1_backend.model.quantization import (
+    BlockedWeight,
+    LayerSlice,
+    QuantizedWeight8bit,
+    Stack,
+)
 
 EXPERTS, WIDTH, FFN, REPEATS = 8, 1024, 5464, 20
 
 
-def stack(rng: np.random.Generator, rows: int, columns: int) -> QuantizedWeight8bit:
+def stack(rng: np.random.Generator, rows: int, columns: int) -> Stack:
     weight = rng.integers(-127, 128, (1, EXPERTS, rows, columns), np.int8)
-    return QuantizedWeight8bit(jnp.asarray(weight), jnp.full((1, EXPERTS, 1, columns), 1e-3))
+    blocked = native.takes_blocks(jnp.float32, weight.dtype, rows)
+    if blocked:
+        native.to_blocks(weight)
+    scales = jnp.full((1, EXPERTS, 1, columns), 1e-3)
+    quantized = QuantizedWeight8bit(jnp.asarray(weight), scales)
+    return BlockedWeight(quantized) if blocked else quantized
 
 
 @jax.jit

@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bench_model import CONFIG, WEIGHTS, random_leaves
+from bench_model import CONFIG, WEIGHTS, write_model
 from floor import needs
 
+from grok1_backend.checkpoint.loading import load_parameters
 from grok1_backend.kernels import native
 from grok1_backend.model import steps
-from grok1_backend.model.parameters import Parameters, place_parameters
+from grok1_backend.model.parameters import Parameters
 from grok1_backend.model.partition import create_mesh
 
 PAGE_SIZE = 64
@@ -99,7 +102,10 @@ def main() -> None:
     parser.add_argument("--cases", default="", help="part of the names of the cases to run")
     parser.add_argument("--alone", action="store_true", help="leave out the steps in JAX alone")
     options = parser.parse_args()
-    parameters = place_parameters(random_leaves(options.weights), CONFIG, create_mesh((1, 1)))
+    with tempfile.TemporaryDirectory() as directory:
+        model = write_model(Path(directory), options.weights)
+        load = partial(load_parameters, model, CONFIG, create_mesh((1, 1)))
+        parameters, in_rows = load(activations=jnp.float32), load()
     print(f"{options.weights} weights, {native.available(jnp.float32)=}")
     print("step                        tokens/s   ms      floor   of floor   in JAX alone")
     for name, (rows, tokens, start) in CASES.items():
@@ -109,7 +115,7 @@ def main() -> None:
         contenders = [ours]
         if not options.alone:
             with mock.patch.object(native, "available", return_value=False):
-                contenders.append(make_step(parameters, rows, tokens, start))
+                contenders.append(make_step(in_rows, rows, tokens, start))
         times: list[list[float]] = [[] for _ in contenders]
         machines = []
         for _ in range(options.rounds):

@@ -178,8 +178,8 @@ def _run(arguments: argparse.Namespace) -> None:
     _check(config, tokens)
     mesh = create_mesh((1, directory.runner.model_shards or len(jax.devices())))
     log = ProgressLog("loading parameters", lambda line: print(line, file=sys.stderr))
-    parameters = load_parameters(arguments.checkpoint, config, mesh, log)
     dtype = arguments.dtype or directory.runner.dtype
+    parameters = load_parameters(arguments.checkpoint, config, mesh, log, activations=dtype)
     out = None
     if arguments.all_logits:
         shape = (len(tokens), config.vocab_size)

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from checkpoint_files import GOLDEN, golden_arrays, golden_config
 
 from grok1_backend.checkpoint.convert import convert
 from grok1_backend.checkpoint.loading import load_parameters
+from grok1_backend.kernels import native
 from grok1_backend.model.parameters import leaves, place_parameters
 from grok1_backend.model.partition import create_mesh
-from grok1_backend.model.quantization import QuantizedWeight8bit
+from grok1_backend.model.quantization import BlockedWeight, QuantizedWeight8bit
 
 
 def golden_parameters(checkpoint: str) -> dict[str, Any]:
@@ -66,6 +68,32 @@ def check(
     return seen[-1][1]
 
 
+def check_blocks(checkpoint: str, mesh: jax.sharding.Mesh) -> bool:
+    """Whether weights come in blocks; then each shard's are those of its own rows and columns."""
+    config = golden_config()
+    rows = load_parameters(GOLDEN / checkpoint, config, mesh)
+    loaded = load_parameters(GOLDEN / checkpoint, config, mesh, activations=jnp.float32)
+    blocked = {name for name, stack in loaded.items() if isinstance(stack, BlockedWeight)}
+    assert blocked in (set(), {leaf.stack for leaf in leaves(config) if leaf.quantized})
+    for name, found in loaded.items():
+        expected = rows[name]
+        if isinstance(found, BlockedWeight):
+            assert isinstance(found.rows, QuantizedWeight8bit)
+            assert isinstance(expected, QuantizedWeight8bit)
+            groups = expected.scales.sharding.shard_shape(expected.scales.shape)[-2]
+            for here, there in zip(
+                found.rows.weight.addressable_shards,
+                expected.weight.addressable_shards,
+                strict=True,
+            ):
+                matrices = np.array(there.data)
+                native.to_blocks(matrices, groups)
+                np.testing.assert_array_equal(np.asarray(here.data), matrices)
+            found, expected = found.rows.scales, expected.scales
+        jax.tree.map(assert_same, found, expected)
+    return bool(blocked)
+
+
 def one_process(scratch: Path) -> None:
     for checkpoint in ("ckpt-0", "q8g2/ckpt-0"):
         convert(GOLDEN / checkpoint, scratch / checkpoint, golden_config())
@@ -75,6 +103,10 @@ def one_process(scratch: Path) -> None:
         for checkpoint in ("ckpt-0", "q8g2/ckpt-0"):
             check(checkpoint, mesh, None)  # each stack in one piece
     check("q8g2/ckpt-0", create_mesh((2, 4)), 1)  # layer by layer
+    if native.available(jnp.float32):
+        assert check_blocks("ckpt-0", create_mesh((1, 1)))
+        assert check_blocks("q8g2/ckpt-0", create_mesh((2, 4)))
+    assert not check_blocks("ckpt-0", create_mesh((1, 8)))
     # Two of three layers would fit: runs are equal, so one at a time.
     check("ckpt-0", create_mesh((1, 8)), 100_000)
 

@@ -15,17 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import repeat
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
 
 from grok1_backend.checkpoint.arrays import Array, ArrayRef, DType, LeafRef
 from grok1_backend.checkpoint.checkpoint import open_checkpoint
 from grok1_backend.checkpoint.progress import Progress
 from grok1_backend.checkpoint.reading import Box, Target, bands, hull, sizes
+from grok1_backend.kernels import native
 from grok1_backend.model.config import GrokConfig
 from grok1_backend.model.embedding import EmbeddingTable, quantize_table
 from grok1_backend.model.parameters import EMBEDDING, Leaf, Parameters, leaves
@@ -36,7 +39,7 @@ from grok1_backend.model.partition import (
     scales_layout,
     stack_sharding,
 )
-from grok1_backend.model.quantization import QuantizedWeight8bit
+from grok1_backend.model.quantization import BlockedWeight, QuantizedWeight8bit
 
 RUN_BYTES = 256 * 2**20
 _THREADS = 16
@@ -51,6 +54,7 @@ def load_parameters(
     progress: Progress | None = None,
     *,
     int8_embedding: bool = False,
+    activations: DTypeLike | None = None,
     run_bytes: int | None = None,
 ) -> Parameters:
     """Loads a checkpoint of either format onto a mesh.
@@ -59,6 +63,9 @@ def load_parameters(
       path: the checkpoint's directory.
       progress: called with the bytes read so far by this process, and all it will read.
       int8_embedding: round the embedding to int8 as soon as it is read.
+      activations: the dtype that projections and experts will be multiplied with: they are brought
+        to blocks (`native.to_blocks`) where its kernels take them. None: all stay in rows, as JAX
+        reads them.
       run_bytes: how much of a stack is in flight at a time, at least one layer; by default
         `RUN_BYTES`, and on CPU all of it.
 
@@ -66,7 +73,7 @@ def load_parameters(
       CheckpointError: anything wrong with the checkpoint; it is found before memory is taken on
         a device unless a file changes in the meantime, and nothing stays half-loaded.
     """
-    stacks = _stacks(open_checkpoint(path, config), config, mesh)
+    stacks = _stacks(open_checkpoint(path, config), config, mesh, activations)
     if run_bytes is None:
         run_bytes = sys.maxsize if mesh.devices.flat[0].platform == "cpu" else RUN_BYTES
     runs = [run for stack in stacks for run in stack.runs(run_bytes)]
@@ -85,7 +92,7 @@ def load_parameters(
     return parameters if table is None else {**parameters, EMBEDDING: table}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Stack:
     """The float arrays, the int8 weights or the scales of one kind of leaf, in all layers."""
 
@@ -96,6 +103,10 @@ class _Stack:
     """Whether the layers are an axis of the array: else there is one, which is the array."""
     layout: Layout
     sharding: NamedSharding
+    of_matrices: bool
+    """Whether it is what `native.products` and `native.experts` multiply by."""
+    block_groups: int | None = None
+    """Of rows that share scales, where matrices are brought to blocks; None: they stay in rows."""
 
     @property
     def dtype(self) -> DType:
@@ -164,6 +175,13 @@ class _Run:
             futures += [pool.submit(band.read) for band in bands(ref, targets)]
         return buffers, futures
 
+    def block(self, pool: ThreadPoolExecutor, buffers: Mapping[int, Array]) -> None:
+        """Brings the matrices of the host arrays to blocks, if the stack is to have them."""
+        if self.stack.block_groups is not None:
+            layers = [layer for buffer in buffers.values() for layer in buffer]
+            for _ in pool.map(native.to_blocks, layers, repeat(self.stack.block_groups)):
+                pass
+
     def put(self, buffers: dict[int, Array]) -> jax.Array:
         """Copies the host arrays to the devices; done when it returns."""
         stack = self.stack
@@ -193,7 +211,12 @@ def _update(array: jax.Array, piece: jax.Array, first: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(array, piece, first, axis=0)
 
 
-def _stacks(found: Mapping[str, LeafRef], config: GrokConfig, mesh: Mesh) -> list[_Stack]:
+def _stacks(
+    found: Mapping[str, LeafRef],
+    config: GrokConfig,
+    mesh: Mesh,
+    activations: DTypeLike | None,
+) -> list[_Stack]:
     """The arrays that the leaves make up, weights and scales apart."""
     groups: dict[str, list[Leaf]] = {}
     for leaf in leaves(config):
@@ -207,8 +230,27 @@ def _stacks(found: Mapping[str, LeafRef], config: GrokConfig, mesh: Mesh) -> lis
                 name, refs[0].shape, config, model_shards(mesh)
             )
             stacked, sharding = group[0].layer is not None, stack_sharding(mesh, name)
-            stacks.append(_Stack(name, bool(is_scales), refs, stacked, lay, sharding))
+            of_matrices = group[0].quantized and not is_scales
+            stacks.append(_Stack(name, bool(is_scales), refs, stacked, lay, sharding, of_matrices))
+    if activations is not None:
+        _choose_blocks(stacks, activations)
     return stacks
+
+
+def _choose_blocks(stacks: Sequence[_Stack], activations: DTypeLike) -> None:
+    """Brings all matrices to blocks or none, as the kernels of one step take them."""
+
+    def rows(stack: _Stack) -> int:
+        return sizes(stack.layout.slices(0))[-2]
+
+    scale_groups = {stack.name: rows(stack) for stack in stacks if stack.is_scales}
+    groups = {stack: scale_groups.get(stack.name, 1) for stack in stacks if stack.of_matrices}
+    if all(
+        native.takes_blocks(activations, stack.dtype, rows(stack), count)
+        for stack, count in groups.items()
+    ):
+        for stack, count in groups.items():
+            stack.block_groups = count
 
 
 def _pieces(
@@ -225,6 +267,7 @@ def _pieces(
                 progress(done, total)
         if place + 1 < len(runs):
             following = runs[place + 1].start(pool)
+        run.block(pool, buffers)
         piece = run.put(buffers)
         del buffers, futures
         yield run, piece
@@ -232,13 +275,14 @@ def _pieces(
 
 def _parameters(arrays: Mapping[_Stack, jax.Array]) -> Parameters:
     scales = {stack.name: array for stack, array in arrays.items() if stack.is_scales}
-    return {
-        stack.name: QuantizedWeight8bit(array, scales[stack.name])
-        if stack.name in scales
-        else array
-        for stack, array in arrays.items()
-        if not stack.is_scales
-    }
+    parameters: Parameters = {}
+    for stack, array in arrays.items():
+        if stack.is_scales:
+            continue
+        of = scales.get(stack.name)
+        weight = array if of is None else QuantizedWeight8bit(array, of)
+        parameters[stack.name] = weight if stack.block_groups is None else BlockedWeight(weight)
+    return parameters
 
 
 def _empty(shape: tuple[int, ...], dtype: DType) -> Array:

@@ -78,6 +78,7 @@ def build_runner(directory: ModelDirectory, progress: Progress) -> ModelRunner:
         mesh,
         ProgressLog("loading parameters", progress),
         int8_embedding=settings.embedding == "int8",
+        activations=settings.dtype,
     )
     settings = size_pool(directory.config, settings, parameters, mesh)
     return ModelRunner(directory.config, parameters, mesh, settings, progress)

@@ -94,7 +94,7 @@ def build(library: Path) -> None:
         for name, (source, flags) in INSTRUCTION_SETS.items()
         if on_x86 or name.endswith("Base")
     ]
-    plain = ("by_depth.cc", "choice.cc", "experts.cc", "handlers.cc", "products.cc", "table.cc")
+    plain = ("blocks.cc", "choice.cc", "experts.cc", "handlers.cc", "products.cc", "table.cc")
     jobs += [(source, "", ()) for source in plain]
     include = include_dir()
     try:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
+from numpy.typing import NDArray
 
 from grok1_backend.kernels.build import BuildError, find_or_build
 
@@ -35,6 +39,8 @@ class Stack:
     weight: jax.Array  # [layers, ..., K, N] int8 or float32
     scales: jax.Array | None  # [layers, ..., G, N] float32 or bfloat16; None for float32 weights
     layer: jax.Array  # [] int32
+    blocked: bool = False
+    """Whether each matrix is in the order of `to_blocks`."""
 
     def operands(self) -> tuple[jax.Array, jax.Array]:
         scales = jnp.zeros((0,), jnp.float32) if self.scales is None else self.scales
@@ -57,17 +63,56 @@ def _library() -> ctypes.CDLL | None:
     for name in _HANDLERS:
         capsule = jax.ffi.pycapsule(getattr(library, name))
         jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    size, flag = ctypes.c_int64, ctypes.c_bool
+    library.grok1_takes_blocks.argtypes = (flag, size, size)
+    library.grok1_takes_blocks.restype = flag
+    library.grok1_to_blocks.argtypes = (ctypes.c_void_p, flag, size, size, size, size)
     log.info("native kernels: %s (%.1f s)", path, time.monotonic() - began)
     return library
 
 
-def available(dtype: jax.typing.DTypeLike) -> bool:
+def available(dtype: DTypeLike) -> bool:
     """Whether the kernels take activations of a dtype here: float32 on the CPU, if they are built.
 
     Asked while a function is traced, so the choice costs nothing when it runs.
     """
     on_cpu = jnp.dtype(dtype) == jnp.float32 and jax.default_backend() == "cpu"
     return on_cpu and _library() is not None
+
+
+def takes_blocks(activations: DTypeLike, weights: DTypeLike, depth: int, groups: int = 1) -> bool:
+    """Whether `experts` and `products` are best given weights in blocks here.
+
+    Args:
+      activations, weights: their dtypes.
+      depth: rows of a matrix.
+      groups: of rows that share their scales; 1 without scales.
+    """
+    if not available(activations):
+        return False
+    library = _library()
+    assert library is not None
+    int8 = jnp.dtype(weights) == jnp.int8
+    known = int8 or jnp.dtype(weights) == jnp.float32
+    return known and bool(library.grok1_takes_blocks(int8, depth, groups))
+
+
+def to_blocks(matrices: NDArray[Any], groups: int = 1) -> None:
+    """Brings matrices in host memory to the order in which the kernels read fastest, in place.
+
+    `kernels/source/blocks.h` says what it is. A matrix stays one run of as many bytes.
+
+    Args:
+      matrices: [..., depth, columns] int8 or float32, contiguous, that `takes_blocks`.
+      groups: of rows that share their scales.
+    """
+    assert matrices.flags.c_contiguous
+    *lead, depth, columns = matrices.shape
+    assert takes_blocks(jnp.float32, matrices.dtype, depth, groups)
+    library = _library()
+    assert library is not None
+    sizes = math.prod(lead), depth, columns, groups
+    library.grok1_to_blocks(matrices.ctypes.data, matrices.dtype == np.int8, *sizes)
 
 
 def counters() -> tuple[int, int]:
@@ -103,8 +148,10 @@ def experts(
       [rows, emb_size] float32.
     """
     call = jax.ffi.ffi_call("Grok1Experts", _floats(*x.shape))
-    stacks = (*linear.operands(), *linear_v.operands(), *linear_1.operands())
-    out: jax.Array = call(x, chosen, gates, valid, linear.layer, *stacks)
+    stacks = (linear, linear_v, linear_1)
+    operands = [operand for stack in stacks for operand in stack.operands()]
+    blocked = _all_blocked(stacks)
+    out: jax.Array = call(x, chosen, gates, valid, linear.layer, *operands, blocked=blocked)
     return out
 
 
@@ -118,7 +165,7 @@ def products(x: jax.Array, stacks: Sequence[Stack]) -> list[jax.Array]:
     results = [_floats(x.shape[0], count) for count in columns]
     call = jax.ffi.ffi_call("Grok1Products", results)
     operands = [operand for stack in stacks for operand in stack.operands()]
-    return list(call(x, stacks[0].layer, *operands))
+    return list(call(x, stacks[0].layer, *operands, blocked=_all_blocked(stacks)))
 
 
 def table_product(x: jax.Array, table: jax.Array, scales: jax.Array | None) -> jax.Array:
@@ -176,6 +223,12 @@ def attention(
         cap=np.float32(cap),
     )
     return out
+
+
+def _all_blocked(stacks: Sequence[Stack]) -> bool:
+    """The order of weights that one call computes with: it is that of all of them."""
+    (blocked,) = {stack.blocked for stack in stacks}
+    return blocked
 
 
 def _floats(*shape: int) -> jax.ShapeDtypeStruct:

@@ -42,13 +42,36 @@ class QuantizedWeight8bit:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class BlockedWeight:
+    """A weight stacked over layers, its matrices in the order of `native.to_blocks`.
+
+    Only the native kernels read it; its shape is that of the weight that it stands for.
+    """
+
+    rows: jax.Array | QuantizedWeight8bit  # [layers, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.rows.shape)
+
+    @property
+    def dtype(self) -> DTypeLike:
+        return self.rows.dtype
+
+
+Stack: TypeAlias = jax.Array | QuantizedWeight8bit | BlockedWeight
+"""A weight of all layers: [layers, ...]."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class LayerSlice:
     """One layer of a weight stacked over layers, without copying it out of the stack.
 
     Stands where Haiku expects a parameter: it has the shape and dtype of one layer's.
     """
 
-    stack: jax.Array | QuantizedWeight8bit  # [layers, ...]
+    stack: Stack
     layer: jax.Array  # [] int32
 
     @property
@@ -66,8 +89,9 @@ Weight: TypeAlias = jax.Array | QuantizedWeight8bit | LayerSlice
 def value(weight: Weight) -> jax.Array:
     """A small float parameter itself (norm scales, router): never an expert or a projection."""
     stack = weight.stack if isinstance(weight, LayerSlice) else weight
-    if isinstance(stack, QuantizedWeight8bit):
-        raise TypeError(f"a float parameter expected, found int8 of shape {weight.shape}")
+    if isinstance(stack, QuantizedWeight8bit | BlockedWeight):
+        kind = type(stack).__name__
+        raise TypeError(f"a float array expected, found a {kind} of shape {weight.shape}")
     if isinstance(weight, LayerSlice):
         return jax.lax.dynamic_index_in_dim(stack, weight.layer, keepdims=False)
     return jnp.asarray(stack)
@@ -85,11 +109,13 @@ def kernels_and_stacks(
     for weight in weights:
         if not isinstance(weight, LayerSlice):
             return None, []
-        if isinstance(weight.stack, QuantizedWeight8bit):
-            stack = native.Stack(weight.stack.weight, weight.stack.scales, weight.layer)
+        stack, blocked = weight.stack, isinstance(weight.stack, BlockedWeight)
+        if isinstance(stack, BlockedWeight):
+            stack = stack.rows
+        if isinstance(stack, QuantizedWeight8bit):
+            stacks.append(native.Stack(stack.weight, stack.scales, weight.layer, blocked))
         else:
-            stack = native.Stack(weight.stack, None, weight.layer)
-        stacks.append(stack)
+            stacks.append(native.Stack(stack, None, weight.layer, blocked))
     return choice.for_weights(x.dtype, stacks), stacks
 
 
@@ -112,12 +138,14 @@ def matmul(x: jax.Array, weight: Weight, index: jax.Array | None = None) -> jax.
     Returns:
       [rows, N] float32.
     """
-    stack: jax.Array | QuantizedWeight8bit
+    stack: Stack
     prefix: tuple[jax.Array, ...] = () if index is None else (index,)
     if isinstance(weight, LayerSlice):
         stack, prefix = weight.stack, (weight.layer, *prefix)
     else:
         stack = weight
+    if isinstance(stack, BlockedWeight):
+        raise TypeError(f"a weight of shape {stack.shape} is in blocks: only the kernels read it")
     if isinstance(stack, QuantizedWeight8bit):
         return _quantized_matmul(x, stack, prefix)
     matrix = _slice(stack, prefix, 0, stack.shape[-2])

@@ -68,7 +68,7 @@ void Prefetch(const AttentionRows& rows, const AttentionState& state, const floa
 }
 
 void Score(const AttentionRows& rows, AttentionState& state) {
-  static constexpr Tiles<false, 0, false, float> tiles;
+  static constexpr Tiles<0, false, float> tiles;
   memset(state.scores, 0, sizeof(float) * rows.rows * kPositions);
   for (int64_t c = 0; c < state.count; c += kPanel) {
     const float* keys[kPanel];
@@ -125,7 +125,7 @@ void Weigh(const AttentionRows& rows, int64_t row, AttentionState& state) {
 // `stride` apart.
 void AddRun(const AttentionRows& rows, AttentionState& state, int64_t first, int64_t count,
             int64_t d, const float* values, int64_t stride) {
-  static constexpr Tiles<false, kPositions, false, float> tiles;
+  static constexpr Tiles<kPositions, false, float> tiles;
   const int64_t padded = Padded(rows.size);
   for (int64_t block = 0; block < NumBlocks(rows.rows); ++block) {
     const int64_t row = BlockStart(rows.rows, block);

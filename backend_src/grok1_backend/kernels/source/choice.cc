@@ -18,9 +18,9 @@ const Compute& ComputeBase();
 #if defined(__x86_64__)
 const Compute& ComputeAvx2();
 const Compute& ComputeAvx512();
-const IntegerProducts& IntegerAvxVnni();
-const IntegerProducts& IntegerVnni();
-const IntegerProducts& IntegerAmx();
+const Products& IntegerAvxVnni();
+const Products& IntegerVnni();
+const Products& IntegerAmx();
 #endif
 
 const TableProduct& FloatTableBase();
@@ -75,7 +75,7 @@ const Compute& ChooseCompute() {
   return ComputeBase();
 }
 
-const IntegerProducts* ChooseInteger() {
+const Products* ChooseInteger() {
 #if defined(__x86_64__)
   const std::string_view most = Named();
   if (most == "base" || most == "avx2" || most == "avx512") return nullptr;
@@ -95,15 +95,15 @@ const Compute& BestCompute() {
   return best;
 }
 
-const IntegerProducts* BestInteger() {
-  static const IntegerProducts* const best = ChooseInteger();
+const Products* BestInteger() {
+  static const Products* const best = ChooseInteger();
   return best;
 }
 
 const Products& BestProducts(const Matrix& weight) {
   const bool integer = weight.storage == Storage::kInt8 && BestInteger() &&
                        weight.depth / weight.groups <= kMaxIntegerDepth;
-  return integer ? BestInteger()->products : BestCompute().products;
+  return integer ? *BestInteger() : BestCompute().products;
 }
 
 const TableProduct& BestTableProduct(const Table& table) {

@@ -1,85 +1,82 @@
 #include "compute.h"
 
 #include "attention.h"
+#include "blocks.h"
 #include "scales.h"
 #include "tiles.h"
 
 namespace grok1 {
 namespace {
 
-void Fill(const Matrix& weight, int64_t row, int64_t depth, int64_t column, int64_t width,
-          float* panel) {
-  if (weight.storage == Storage::kInt8) {
-    FillPanel(static_cast<const int8_t*>(weight.data), weight.stride, row, depth, column, width,
-              panel);
-  } else {
-    FillPanel(static_cast<const float*>(weight.data), weight.stride, row, depth, column, width,
-              panel);
-  }
-}
-
-// One run of rows of the weight and the sums that it adds to.
+// Rows of x and the columns of a weight that they are multiplied with, of one group of rows.
 struct Part {
   const float* packed;  // all rows of x, whole depth
   int64_t rows;
   const Matrix& weight;
-  int64_t row;          // first row of the run
-  int64_t depth;        // of the run
-  int64_t column;
+  int64_t row;     // first row of the group
+  int64_t depth;   // of the group
+  int64_t column;  // a multiple of kBlockColumns where the weight is in blocks
   int64_t count;
-  float* sums;          // [rows, kMaxStrip]
+  float* sums;     // [rows, kMaxStrip]
   float* panel;
 };
 
-// Panels converted once for all blocks of rows, from column `done` of the part on.
-void PanelProduct(const Part& part, int64_t done) {
-  static constexpr Tiles<false, 0, false, float> tiles;
+// Where a weight has element [row, column], of which columns up to the end of a block of 32 follow,
+// and how far the next row is.
+template <typename Element>
+struct Place {
+  const Element* data;
+  int64_t stride;
+
+  Place(const Matrix& weight, int64_t row, int64_t column) : stride(weight.columns) {
+    data = static_cast<const Element*>(weight.data);
+    if (!weight.quad) {
+      data += row * stride + column;
+      return;
+    }
+    const int64_t block = column / kBlockColumns * kBlockColumns;
+    stride = stride - block < kBlockColumns ? stride - block : kBlockColumns;
+    data += block * weight.depth + row * stride + column - block;
+  }
+};
+
+// Panels brought to floats side by side once for all blocks of rows.
+template <typename Element>
+void PanelProduct(const Part& part, int64_t column, int64_t width) {
+  static constexpr Tiles<0, false, float> tiles;
   for (int64_t d = 0; d < part.depth; d += kDepthBlock) {
     const int64_t depth = part.depth - d < kDepthBlock ? part.depth - d : kDepthBlock;
-    for (int64_t c = done; c < part.count; c += kPanel) {
-      const int64_t width = part.count - c < kPanel ? part.count - c : kPanel;
-      Fill(part.weight, part.row + d, depth, part.column + c, width, part.panel);
-      for (int64_t block = 0; block < NumBlocks(part.rows); ++block) {
-        const int64_t first = BlockStart(part.rows, block);
-        const int64_t height = BlockStart(part.rows, block + 1) - first;
-        const float* x = part.packed + first * part.weight.depth + (part.row + d) * height;
-        tiles.of[height](x, part.panel, kPanel, depth, part.sums + first * kMaxStrip + c,
-                         kMaxStrip);
-      }
+    const Place<Element> from(part.weight, part.row + d, part.column + column);
+    FillPanel(from.data, from.stride, depth, width, part.panel);
+    for (int64_t block = 0; block < NumBlocks(part.rows); ++block) {
+      const int64_t first = BlockStart(part.rows, block);
+      const int64_t height = BlockStart(part.rows, block + 1) - first;
+      const float* x = part.packed + first * part.weight.depth + (part.row + d) * height;
+      tiles.of[height](x, part.panel, kPanel, depth, part.sums + first * kMaxStrip + column,
+                       kMaxStrip);
     }
   }
 }
 
-// One block of rows, the weights read as they lie. Returns how many columns are done.
+// A panel of one block of rows: the weights are read as they lie.
 template <typename Element>
-int64_t DirectProduct(const Part& part) {
-  constexpr int64_t kRun = 32;  // rows whose whole strip is read before the next rows
-  static constexpr Tiles<true, 0, true, Element> wide;
-  static constexpr Tiles<false, 0, true, Element> narrow;
-  const int64_t rows = part.rows;
-  const float* x = part.packed + part.row * rows;
-  const Element* data = static_cast<const Element*>(part.weight.data) +
-                        part.row * part.weight.stride + part.column;
-  const int64_t step = Vectors(rows) * kLanes;
-  int64_t c = 0;
-  for (int64_t d = 0; d < part.depth; d += kRun) {
-    const int64_t depth = part.depth - d < kRun ? part.depth - d : kRun;
-    const Element* from = data + d * part.weight.stride;
-    const float* xs = x + d * rows;
-    for (c = 0; c + step <= part.count; c += step) {
-      wide.of[rows](xs, from + c, part.weight.stride, depth, part.sums + c, kMaxStrip);
-    }
-    for (; c + kPanel <= part.count; c += kPanel) {
-      narrow.of[rows](xs, from + c, part.weight.stride, depth, part.sums + c, kMaxStrip);
-    }
-  }
-  return c;
+void DirectProduct(const Part& part, int64_t column) {
+  static constexpr Tiles<0, true, Element> tiles;
+  const Place<Element> from(part.weight, part.row, part.column + column);
+  tiles.of[part.rows](part.packed + part.row * part.rows, from.data, from.stride, part.depth,
+                      part.sums + column, kMaxStrip);
 }
 
-int64_t ProductAsStored(const Part& part) {
-  if (part.rows > kMaxRows) return 0;
-  if (part.weight.storage == Storage::kInt8) return DirectProduct<int8_t>(part);
-  return DirectProduct<float>(part);
+template <typename Element>
+void AddProduct(const Part& part) {
+  for (int64_t c = 0; c < part.count; c += kPanel) {
+    const int64_t width = part.count - c < kPanel ? part.count - c : kPanel;
+    if (part.rows <= kMaxRows && width == kPanel) {
+      DirectProduct<Element>(part, c);
+    } else {
+      PanelProduct<Element>(part, c, width);
+    }
+  }
 }
 
 int64_t PackedBytes(int64_t rows, int64_t depth, int64_t) {
@@ -100,8 +97,11 @@ void Multiply(const void* x, int64_t rows, const Matrix& weight, int64_t column,
   for (int64_t group = 0; group < weight.groups; ++group) {
     memset(sums, 0, sizeof(float) * rows * kMaxStrip);
     const Part part{packed, rows, weight, group * depth, depth, column, count, sums, panel};
-    const int64_t done = ProductAsStored(part);
-    if (done < count) PanelProduct(part, done);
+    if (weight.storage == Storage::kInt8) {
+      AddProduct<int8_t>(part);
+    } else {
+      AddProduct<float>(part);
+    }
     ReadScales(weight, group, column, count, scales);
     for (int64_t r = 0; r < rows; ++r) {
       const float* from = sums + r * kMaxStrip;

@@ -15,6 +15,7 @@ constexpr int64_t kMaxGroup = 240;      // rows that it takes at most
 constexpr int64_t kMaxAttention = 128;  // query rows that one call of `attend` takes at most
 
 enum class Storage { kInt8, kFloat32 };
+inline int64_t ItemBytes(Storage storage) { return storage == Storage::kInt8 ? 1 : 4; }
 
 // A weight [depth, columns] where it lies in memory.
 struct Matrix {
@@ -22,7 +23,7 @@ struct Matrix {
   Storage storage;
   int64_t depth;
   int64_t columns;
-  int64_t stride;         // elements from one row in memory to the next
+  int64_t quad;           // in blocks, with so many rows side by side (blocks.h); 0: in rows
   const void* scales;     // [groups, columns], or null
   bool scales_bfloat16;   // or float32
   int64_t groups;         // runs of depth / groups rows that share their scales; 1 without scales

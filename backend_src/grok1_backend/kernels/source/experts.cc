@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "by_depth.h"
 #include "products.h"
 #include "workspace.h"
 
@@ -29,15 +28,12 @@ struct Pairs {
   std::vector<float> gate;
   std::vector<int64_t> group;
   std::vector<Group> groups;
-  std::vector<std::vector<int64_t>> of_row;  // its pairs
-  int64_t most_rows = 0;                     // of a group
 
-  explicit Pairs(const ExpertStep& step) : of_row(step.rows) {
+  explicit Pairs(const ExpertStep& step) {
     for (int64_t expert = 0; expert < step.num_experts; ++expert) {
       const int64_t first = size();
       for (int64_t i = 0; i < step.rows * step.selected; ++i) {
         if (step.experts[i] == expert && step.valid[i / step.selected]) {
-          of_row[i / step.selected].push_back(size());
           row.push_back(i / step.selected);
           gate.push_back(step.gates[i]);
         }
@@ -56,7 +52,6 @@ struct Pairs {
       const int64_t rows = PartStart(count, part + 1) - start;
       group.insert(group.end(), rows, groups.size());
       groups.push_back({expert, first + start, rows});
-      most_rows = std::max(most_rows, rows);
     }
   }
 };
@@ -88,11 +83,6 @@ class PackedPairs {
     kind_.multiply(Of(group), of.rows, stack.At(of.expert), column, count, out, kMaxStrip, scratch);
   }
 
-  PackedProduct Product(int64_t group, const Stack& stack) const {
-    const Group& of = pairs_.groups[group];
-    return {Of(group), of.rows, stack.At(of.expert)};
-  }
-
   int64_t scratch_bytes() const { return kind_.scratch_bytes; }
 
  private:
@@ -113,8 +103,8 @@ float* ThreadFloats(int64_t floats, int64_t more_bytes) {
 }
 
 // gelu(linear(x)) · linear_v(x) of all pairs, packed for linear_1.
-void GateByColumns(const ExpertStep& step, const Pairs& pairs, const PackedPairs& x,
-                   PackedPairs& gated, Parallel& parallel) {
+void Gate(const ExpertStep& step, const Pairs& pairs, const PackedPairs& x, PackedPairs& gated,
+          Parallel& parallel) {
   const int64_t ffn = step.linear.first.columns;
   const int64_t groups = static_cast<int64_t>(pairs.groups.size());
   const int64_t strip = StripOf(ffn, groups, parallel.threads());
@@ -141,8 +131,8 @@ void GateByColumns(const ExpertStep& step, const Pairs& pairs, const PackedPairs
 
 // The pairs' products with linear_1, weighted, are added to their rows. Experts ascend, so that a
 // row's sum has its order from the row alone.
-void MixByColumns(const ExpertStep& step, const Pairs& pairs, const PackedPairs& gated,
-                  Parallel& parallel) {
+void Mix(const ExpertStep& step, const Pairs& pairs, const PackedPairs& gated,
+         Parallel& parallel) {
   const int64_t width = step.linear.first.depth;
   const int64_t strip = StripOf(width, 1, parallel.threads());
   parallel.For(NumStrips(width, strip), [&](int64_t i) {
@@ -161,45 +151,6 @@ void MixByColumns(const ExpertStep& step, const Pairs& pairs, const PackedPairs&
   });
 }
 
-// The same two, of few rows: see by_depth.h.
-void GateByDepth(const ExpertStep& step, const Pairs& pairs, const PackedPairs& x,
-                 PackedPairs& gated, Parallel& parallel) {
-  const int64_t ffn = step.linear.first.columns;
-  std::vector<PackedProduct> products;
-  for (size_t g = 0; g < pairs.groups.size(); ++g) {
-    products.push_back(x.Product(g, step.linear));
-    products.push_back(x.Product(g, step.linear_v));
-  }
-  const ProductsByDepth sums(std::move(products), parallel);
-  parallel.For(pairs.size(), [&](int64_t pair) {
-    const int64_t group = pairs.group[pair];
-    const int64_t row = pair - pairs.groups[group].first;
-    float* const gate = ThreadFloats(2 * ffn, 0);
-    sums.FinishRow(2 * group, row, gate);
-    sums.FinishRow(2 * group + 1, row, gate + ffn);
-    BestCompute().gate(gate, gate + ffn, ffn);
-    gated.Pack(pair, gate);
-  });
-}
-
-void MixByDepth(const ExpertStep& step, const Pairs& pairs, const PackedPairs& gated,
-                Parallel& parallel) {
-  const int64_t width = step.linear.first.depth;
-  std::vector<PackedProduct> products;
-  for (size_t g = 0; g < pairs.groups.size(); ++g) {
-    products.push_back(gated.Product(g, step.linear_1));
-  }
-  const ProductsByDepth sums(std::move(products), parallel);
-  parallel.For(step.rows, [&](int64_t row) {
-    float* const part = ThreadFloats(width, 0);
-    for (const int64_t pair : pairs.of_row[row]) {
-      const int64_t group = pairs.group[pair];
-      sums.FinishRow(group, pair - pairs.groups[group].first, part);
-      AddWeighted(pairs.gate[pair], part, width, step.out + row * width);
-    }
-  });
-}
-
 }  // namespace
 
 Counters ReadCounters() { return {expert_rows.load(), weight_bytes.load()}; }
@@ -211,14 +162,8 @@ void ComputeExperts(const ExpertStep& step, Parallel& parallel) {
   PackedPairs x(pairs, step.linear.first);
   PackedPairs gated(pairs, step.linear_1.first);
   parallel.For(pairs.size(), [&](int64_t pair) { x.Pack(pair, step.x + pairs.row[pair] * width); });
-  if (ProductsByDepth::Fits(step.linear.first, pairs.most_rows) &&
-      ProductsByDepth::Fits(step.linear_1.first, pairs.most_rows)) {
-    GateByDepth(step, pairs, x, gated, parallel);
-    MixByDepth(step, pairs, gated, parallel);
-  } else {
-    GateByColumns(step, pairs, x, gated, parallel);
-    MixByColumns(step, pairs, gated, parallel);
-  }
+  Gate(step, pairs, x, gated, parallel);
+  Mix(step, pairs, gated, parallel);
   expert_rows += pairs.size();
   const int64_t expert = step.linear.Bytes() + step.linear_v.Bytes() + step.linear_1.Bytes();
   weight_bytes += static_cast<int64_t>(pairs.groups.size()) * expert;

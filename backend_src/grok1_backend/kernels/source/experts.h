@@ -11,14 +11,12 @@ namespace grok1 {
 
 // The matrices of one kind of all layers and experts: [layers, experts, depth, columns].
 struct Stack {
-  Matrix first;           // of the chosen layer's first expert
-  int64_t element_bytes;  // of a weight
-  int64_t scale_bytes;    // of a scale; 0 without scales
+  Matrix first;         // of the chosen layer's first expert
+  int64_t scale_bytes;  // of a scale; 0 without scales
 
   Matrix At(int64_t index) const {
     Matrix matrix = first;
-    const int64_t size = matrix.depth * matrix.columns * element_bytes;
-    matrix.data = static_cast<const char*>(matrix.data) + index * size;
+    matrix.data = static_cast<const char*>(matrix.data) + index * Bytes();
     if (matrix.scales) {
       const int64_t scales = matrix.groups * matrix.columns * scale_bytes;
       matrix.scales = static_cast<const char*>(matrix.scales) + index * scales;
@@ -26,7 +24,7 @@ struct Stack {
     return matrix;
   }
 
-  int64_t Bytes() const { return first.depth * first.columns * element_bytes; }
+  int64_t Bytes() const { return first.depth * first.columns * ItemBytes(first.storage); }
 };
 
 // What one call computes; see the handler for the shapes.

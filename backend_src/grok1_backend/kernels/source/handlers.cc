@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "blocks.h"
 #include "compute.h"
 #include "experts.h"
 #include "parallel.h"
@@ -21,9 +22,10 @@ using Ints = ffi::Buffer<ffi::S32>;
 #define GROK1_CHECK(condition) \
   if (!(condition)) return ffi::Error::InvalidArgument("native kernel: not so: " #condition)
 
-// A stack [layers, (experts,) depth, columns] and its scales, or an empty array for none.
+// A stack [layers, (experts,) depth, columns], in rows or `blocked`, and its scales, or an empty
+// array for none.
 ffi::Error ReadStack(const ffi::AnyBuffer& weight, const ffi::AnyBuffer& scales, int64_t layer,
-                     Stack& stack) {
+                     bool blocked, Stack& stack) {
   const auto shape = weight.dimensions();
   GROK1_CHECK(shape.size() == 3 || shape.size() == 4);
   GROK1_CHECK(layer >= 0 && layer < shape[0]);
@@ -36,13 +38,12 @@ ffi::Error ReadStack(const ffi::AnyBuffer& weight, const ffi::AnyBuffer& scales,
   first.storage = int8 ? Storage::kInt8 : Storage::kFloat32;
   first.depth = rows;
   first.columns = columns;
-  first.stride = columns;
   first.scales = nullptr;
   first.scales_bfloat16 = scales.element_type() == ffi::BF16;
   first.groups = 1;
-  stack.element_bytes = int8 ? 1 : 4;
   stack.scale_bytes = first.scales_bfloat16 ? 2 : 4;
   first.data = static_cast<const char*>(weight.untyped_data()) + layer * experts * stack.Bytes();
+  first.quad = blocked ? QuadOf(first.storage, rows, 1) : 0;
   if (!int8) return ffi::Error::Success();
   GROK1_CHECK(first.scales_bfloat16 || scales.element_type() == ffi::F32);
   const auto of_scales = scales.dimensions();
@@ -52,6 +53,8 @@ ffi::Error ReadStack(const ffi::AnyBuffer& weight, const ffi::AnyBuffer& scales,
   }
   first.groups = of_scales[shape.size() - 2];
   GROK1_CHECK(first.groups > 0 && rows % first.groups == 0);
+  first.quad = blocked ? QuadOf(first.storage, rows, first.groups) : 0;
+  GROK1_CHECK(!blocked || first.quad);
   first.scales = static_cast<const char*>(scales.untyped_data()) +
                  layer * experts * first.groups * columns * stack.scale_bytes;
   return ffi::Error::Success();
@@ -67,7 +70,7 @@ ffi::Error Experts(ffi::ThreadPool pool, Floats x, Ints experts, Floats gates,
                    ffi::Buffer<ffi::PRED> valid, Ints layer, ffi::AnyBuffer linear,
                    ffi::AnyBuffer linear_scales, ffi::AnyBuffer linear_v,
                    ffi::AnyBuffer linear_v_scales, ffi::AnyBuffer linear_1,
-                   ffi::AnyBuffer linear_1_scales, ffi::Result<Floats> out) {
+                   ffi::AnyBuffer linear_1_scales, ffi::Result<Floats> out, bool blocked) {
   GROK1_CHECK(x.dimensions().size() == 2 && experts.dimensions().size() == 2);
   GROK1_CHECK(layer.element_count() == 1);
   ExpertStep step;
@@ -75,9 +78,9 @@ ffi::Error Experts(ffi::ThreadPool pool, Floats x, Ints experts, Floats gates,
   step.selected = experts.dimensions()[1];
   const int64_t width = x.dimensions()[1];
   const int64_t at = layer.typed_data()[0];
-  GROK1_RETURN_IF_ERROR(ReadStack(linear, linear_scales, at, step.linear));
-  GROK1_RETURN_IF_ERROR(ReadStack(linear_v, linear_v_scales, at, step.linear_v));
-  GROK1_RETURN_IF_ERROR(ReadStack(linear_1, linear_1_scales, at, step.linear_1));
+  GROK1_RETURN_IF_ERROR(ReadStack(linear, linear_scales, at, blocked, step.linear));
+  GROK1_RETURN_IF_ERROR(ReadStack(linear_v, linear_v_scales, at, blocked, step.linear_v));
+  GROK1_RETURN_IF_ERROR(ReadStack(linear_1, linear_1_scales, at, blocked, step.linear_1));
   GROK1_CHECK(linear.dimensions().size() == 4 && linear_1.dimensions().size() == 4);
   GROK1_CHECK(linear.dimensions() == linear_v.dimensions());
   step.num_experts = linear.dimensions()[1];
@@ -100,7 +103,7 @@ ffi::Error Experts(ffi::ThreadPool pool, Floats x, Ints experts, Floats gates,
 // x [rows, depth], layer [], then for each product a stack [layers, depth, columns] and
 // its scales -> each [rows, columns].
 ffi::Error ProductsOf(ffi::ThreadPool pool, Floats x, Ints layer, ffi::RemainingArgs weights,
-                      ffi::RemainingRets outs) {
+                      ffi::RemainingRets outs, bool blocked) {
   GROK1_CHECK(x.dimensions().size() == 2 && layer.element_count() == 1);
   GROK1_CHECK(weights.size() == 2 * outs.size());
   const int64_t rows = x.dimensions()[0];
@@ -113,7 +116,7 @@ ffi::Error ProductsOf(ffi::ThreadPool pool, Floats x, Ints layer, ffi::Remaining
     GROK1_CHECK(weight.has_value() && scales.has_value() && out.has_value());
     GROK1_CHECK(weight->dimensions().size() == 3);
     Stack stack;
-    GROK1_RETURN_IF_ERROR(ReadStack(*weight, *scales, layer.typed_data()[0], stack));
+    GROK1_RETURN_IF_ERROR(ReadStack(*weight, *scales, layer.typed_data()[0], blocked, stack));
     GROK1_CHECK(stack.first.depth == depth && (*out)->dimensions().size() == 2);
     GROK1_CHECK((*out)->dimensions()[0] == rows);
     GROK1_CHECK((*out)->dimensions()[1] == stack.first.columns);
@@ -217,7 +220,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Experts, grok1::Experts,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Ret<grok1::Floats>());
+                                  .Ret<grok1::Floats>()
+                                  .Attr<bool>("blocked"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Products, grok1::ProductsOf,
                               ffi::Ffi::Bind()
@@ -225,7 +229,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Products, grok1::ProductsOf,
                                   .Arg<grok1::Floats>()
                                   .Arg<grok1::Ints>()
                                   .RemainingArgs()
-                                  .RemainingRets());
+                                  .RemainingRets()
+                                  .Attr<bool>("blocked"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Attention, grok1::Attention,
                               ffi::Ffi::Bind()
@@ -240,6 +245,22 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Attention, grok1::Attention,
                                   .Ret<grok1::Floats>()
                                   .Attr<float>("multiplier")
                                   .Attr<float>("cap"));
+
+// Whether products take weights of such a depth, in groups that share scales, in blocks.
+GROK1_EXPORT bool grok1_takes_blocks(bool int8, int64_t depth, int64_t groups) {
+  return grok1::QuadOf(int8 ? grok1::Storage::kInt8 : grok1::Storage::kFloat32, depth, groups);
+}
+
+// Brings matrices [count, depth, columns] to blocks, each in place.
+GROK1_EXPORT void grok1_to_blocks(void* data, bool int8, int64_t count, int64_t depth,
+                                  int64_t columns, int64_t groups) {
+  const grok1::Storage storage = int8 ? grok1::Storage::kInt8 : grok1::Storage::kFloat32;
+  const int64_t bytes = depth * columns * grok1::ItemBytes(storage);
+  for (int64_t i = 0; i < count; ++i) {
+    grok1::ToBlocks(static_cast<char*>(data) + i * bytes, storage, depth, columns,
+                    grok1::QuadOf(storage, depth, groups));
+  }
+}
 
 // [expert rows, weight bytes] since the library was loaded.
 GROK1_EXPORT void grok1_counters(int64_t* counters) {

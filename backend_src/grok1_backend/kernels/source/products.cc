@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "by_depth.h"
 #include "workspace.h"
 
 namespace grok1 {
@@ -44,21 +43,8 @@ std::vector<Part> PackParts(const float* x, int64_t rows, const Matrix& weight,
   return parts;
 }
 
-void ByDepth(const Product* products, int64_t count, const Part& rows, Parallel& parallel) {
-  std::vector<PackedProduct> packed;
-  for (int64_t i = 0; i < count; ++i) {
-    packed.push_back({rows.packed, rows.rows, products[i].weight});
-  }
-  const ProductsByDepth sums(std::move(packed), parallel);
-  parallel.For(count * rows.rows, [&](int64_t i) {
-    const Product& product = products[i % count];
-    const int64_t row = i / count;
-    sums.FinishRow(i % count, row, product.out + row * product.weight.columns);
-  });
-}
-
-void ByColumns(const Product* products, int64_t count, const std::vector<Part>& parts,
-               Parallel& parallel) {
+void Multiply(const Product* products, int64_t count, const std::vector<Part>& parts,
+              Parallel& parallel) {
   struct Task {
     const Product* product;
     const Part* part;
@@ -102,11 +88,7 @@ void ComputeProducts(const float* x, int64_t rows, const std::vector<Product>& p
     const int64_t count = std::find_if(first, end, differs) - first;
     Workspace workspace;
     const std::vector<Part> parts = PackParts(x, rows, weight, workspace, parallel);
-    if (ProductsByDepth::Fits(weight, rows)) {
-      ByDepth(first, count, parts[0], parallel);
-    } else {
-      ByColumns(first, count, parts, parallel);
-    }
+    Multiply(first, count, parts, parallel);
     first += count;
   }
 }

@@ -3,19 +3,37 @@
 #define GROK1_TILE_BLOCK_H_
 
 #include "amx.h"
-#include "interleave.h"
+#include "combine.h"
 
 namespace grok1 {
 namespace {
 
-constexpr int8_t kFlip = 0;  // both sides are signed
-constexpr int64_t kDepthBlock = 512;  // of which two planes and some lines stay in the first cache
+inline int32_t Correction(const int8_t*, int64_t) { return 0; }  // both sides are signed
 
-// kTall · 16 lines by two planes.
+constexpr int64_t kStepBytes = kDigitRun / kQuad * kQuadBytes;  // of a block, that a step takes
+
+// One step: kTall · 16 lines by 64 rows of a block.
 template <int kTall>
-void DotTiles(const int8_t* digits, int64_t stride, const int8_t* planes, int64_t depth, bool set,
-              int32_t* sums, int64_t plane_sums) {
+inline void TileStep(const int8_t* digits, int64_t stride, const int8_t* weights) {
+  _tile_loadd(6, weights, kQuadBytes);
+  _tile_loadd(7, weights + kQuadBytes / 2, kQuadBytes);
+  _tile_loadd(4, digits, stride);
+  _tile_dpbssd(0, 4, 6);
+  _tile_dpbssd(1, 4, 7);
+  if (kTall > 1) {
+    _tile_loadd(5, digits + kTileLines * stride, stride);
+    _tile_dpbssd(2, 5, 6);
+    _tile_dpbssd(3, 5, 7);
+  }
+}
+
+// kTall · 16 lines by a block, whose sums are set or added to. kAhead: the weights come from memory,
+// and what follows them is brought to the second cache.
+template <int kTall, bool kAhead>
+void TileLines(const int8_t* digits, int64_t stride, const int8_t* block, int64_t depth, bool set,
+               int32_t* sums, int64_t plane_sums) {
   constexpr int kBytes = 64;  // of a tile's row
+  constexpr int64_t kAheadBytes = 8 * 1024;
   int32_t* const below = sums + kTileLines * kPlaneColumns;
   if (set) {
     _tile_zero(0);
@@ -28,18 +46,19 @@ void DotTiles(const int8_t* digits, int64_t stride, const int8_t* planes, int64_
     if (kTall > 1) _tile_loadd(2, below, kBytes);
     if (kTall > 1) _tile_loadd(3, below + plane_sums, kBytes);
   }
-  for (int64_t d = 0; d < depth; d += kDigitRun) {
-    const int8_t* const weights = planes + d / 4 * kLineBytes;
-    _tile_loadd(6, weights, kLineBytes);
-    _tile_loadd(7, weights + kColumnBlock, kLineBytes);
-    _tile_loadd(4, digits + d, stride);
-    _tile_dpbssd(0, 4, 6);
-    _tile_dpbssd(1, 4, 7);
-    if (kTall > 1) {
-      _tile_loadd(5, digits + kTileLines * stride + d, stride);
-      _tile_dpbssd(2, 5, 6);
-      _tile_dpbssd(3, 5, 7);
+  const int64_t whole = depth / kDigitRun * kDigitRun;
+  for (int64_t d = 0; d < whole; d += kDigitRun) {
+    const int8_t* const weights = block + d / kQuad * kQuadBytes;
+    for (int64_t i = 0; kAhead && i < kStepBytes; i += 64) {
+      __builtin_prefetch(weights + kAheadBytes + i, 0, 2);
     }
+    TileStep<kTall>(digits + d, stride, weights);
+  }
+  if (whole < depth) {
+    int8_t rest[kStepBytes] = {};
+    const int64_t bytes = Quads(depth - whole) * kQuadBytes;
+    memcpy(rest, block + whole / kQuad * kQuadBytes, bytes);
+    TileStep<kTall>(digits + whole, stride, rest);
   }
   _tile_stored(0, sums, kBytes);
   _tile_stored(1, sums + plane_sums, kBytes);
@@ -47,22 +66,33 @@ void DotTiles(const int8_t* digits, int64_t stride, const int8_t* planes, int64_
   if (kTall > 1) _tile_stored(3, below + plane_sums, kBytes);
 }
 
-// As DotBlock of vnni.h, for fewer lines than a tile has or whole tiles of them.
-inline void TileBlock(const int8_t* digits, int64_t stride, int64_t lines, const int8_t* planes,
-                      int64_t depth, bool set, FetchAhead& ahead, int32_t* sums) {
+// The sums of fewer lines than a tile has, or of whole tiles of them, with a block:
+// [plane, line, 16].
+inline void MultiplyLines(const int8_t* digits, int64_t stride, int64_t lines, const int8_t* block,
+                          int64_t depth, const int32_t*, int32_t* sums) {
   const int64_t plane_sums = lines * kPlaneColumns;
-  for (int plane = 0; plane < kPlanes; plane += 2) {
-    ahead.Fetch(depth / 4);
-    const int8_t* const weights = planes + plane * kColumnBlock;
-    int32_t* const to = sums + plane * plane_sums;
+  if (lines <= kTileLines) {
+    TileLines<1, true>(digits, stride, block, depth, true, sums, plane_sums);
+    return;
+  }
+  if (lines <= 2 * kTileLines) {
+    TileLines<2, true>(digits, stride, block, depth, true, sums, plane_sums);
+    return;
+  }
+  // Of a block so many rows stay in the first cache for all lines.
+  constexpr int64_t kDepth = 512;
+  for (int64_t d = 0; d < depth; d += kDepth) {
+    const int64_t part = depth - d < kDepth ? depth - d : kDepth;
+    const int8_t* const weights = block + d / kQuad * kQuadBytes;
     int64_t line = 0;
     for (; line + 2 * kTileLines <= lines; line += 2 * kTileLines) {
-      DotTiles<2>(digits + line * stride, stride, weights, depth, set, to + line * kPlaneColumns,
-                  plane_sums);
+      const auto& tiles = line ? TileLines<2, false> : TileLines<2, true>;
+      tiles(digits + line * stride + d, stride, weights, part, d == 0, sums + line * kPlaneColumns,
+            plane_sums);
     }
     if (line < lines) {
-      DotTiles<1>(digits + line * stride, stride, weights, depth, set, to + line * kPlaneColumns,
-                  plane_sums);
+      TileLines<1, false>(digits + line * stride + d, stride, weights, part, d == 0,
+                          sums + line * kPlaneColumns, plane_sums);
     }
   }
 }

@@ -10,21 +10,15 @@ namespace {
 constexpr int kLine = 64;           // bytes of a cache line
 constexpr int kPanel = 2 * kLanes;  // columns of a converted panel
 constexpr int64_t kDepthBlock = 2048 / kLanes;  // rows of a panel: it stays in the first cache
-constexpr int64_t kPrefetchRows = 64;  // how far ahead weights are brought to the second cache
+constexpr int64_t kAheadBytes = 4096;  // how far ahead weights are brought to the second cache
 
-// How many vectors of columns `rows` rows take at once: enough independent sums to hide the
-// latency of the multiply-adds, no more than there are registers.
-constexpr int Vectors(int rows) {
-  if (kLanes == 16) return rows <= 2 ? 8 : rows <= 6 ? 4 : 2;
-  return rows == 1 ? 8 : rows == 2 ? 4 : 2;
-}
-
-// sums[m, c] += sum over d of x[m, d] · weight[d, c] for kRows rows and kVectors vectors of columns.
-// x is packed, [depth, kRows], or has rows of kRowStride.
-template <int kRows, int kVectors, int64_t kRowStride, bool kAhead, typename Element>
+// sums[m, c] += sum over d of x[m, d] · weight[d, c] for kRows rows and a panel of columns. x is
+// packed, [depth, kRows], or has rows of kRowStride. kAhead: weights come from memory.
+template <int kRows, int64_t kRowStride, bool kAhead, typename Element>
 void Tile(const float* x, const Element* weight, int64_t stride, int64_t depth, float* sums,
           int64_t sums_stride) {
-  constexpr int kBytes = kVectors * kLanes * sizeof(Element);
+  constexpr int kVectors = kPanel / kLanes;
+  constexpr int kBytes = kPanel * sizeof(Element);
   Vector sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
@@ -35,7 +29,7 @@ void Tile(const float* x, const Element* weight, int64_t stride, int64_t depth, 
     const Element* row = weight + d * stride;
 #pragma GCC unroll 16
     for (int byte = 0; kAhead && byte < kBytes; byte += kLine) {
-      __builtin_prefetch(reinterpret_cast<const char*>(row + kPrefetchRows * stride) + byte, 0, 2);
+      __builtin_prefetch(reinterpret_cast<const char*>(row) + kAheadBytes + byte, 0, 2);
     }
     Vector w[kVectors];
 #pragma GCC unroll 16
@@ -57,8 +51,8 @@ void Tile(const float* x, const Element* weight, int64_t stride, int64_t depth, 
 template <typename Element>
 using TileFunction = void (*)(const float*, const Element*, int64_t, int64_t, float*, int64_t);
 
-// The tile functions for 1 to kMaxRows rows, entry 0 unused; two vectors wide or `Vectors(rows)`.
-template <bool kWide, int64_t kRowStride, bool kAhead, typename Element>
+// The tile functions for 1 to kMaxRows rows, entry 0 unused.
+template <int64_t kRowStride, bool kAhead, typename Element>
 struct Tiles {
   TileFunction<Element> of[kMaxRows + 1];
   constexpr Tiles() : of{} { Fill<kMaxRows>(); }
@@ -67,7 +61,7 @@ struct Tiles {
   template <int kRows>
   constexpr void Fill() {
     if constexpr (kRows > 0) {
-      of[kRows] = Tile<kRows, kWide ? Vectors(kRows) : 2, kRowStride, kAhead, Element>;
+      of[kRows] = Tile<kRows, kRowStride, kAhead, Element>;
       Fill<kRows - 1>();
     }
   }
@@ -91,22 +85,15 @@ void Pack(const float* const* rows_of, int64_t rows, int64_t depth, float* packe
   for (int64_t r = 0; r < rows; ++r) PackRow(rows_of[r], r, rows, depth, packed);
 }
 
-// Columns `column` to `column + width` (at most kPanel) of rows `row`... as floats, 0 beyond.
+// `depth` rows by `width` columns (at most kPanel) as floats, 0 beyond.
 template <typename Element>
-void FillPanel(const Element* data, int64_t stride, int64_t row, int64_t depth, int64_t column,
-               int64_t width, float* panel) {
-  for (int64_t d = 0; d < depth; ++d) {
-    const Element* from = data + (row + d) * stride + column;
-    float* to = panel + d * kPanel;
-    // The next panel of these rows.
-    for (int64_t c = kPanel; c < 2 * kPanel; c += kLine / sizeof(Element)) {
-      __builtin_prefetch(from + c, 0, 2);
-    }
+void FillPanel(const Element* data, int64_t stride, int64_t depth, int64_t width, float* panel) {
+  for (int64_t d = 0; d < depth; ++d, data += stride, panel += kPanel) {
     if (width == kPanel) {
-      Store(to, Load(from));
-      Store(to + kLanes, Load(from + kLanes));
+      Store(panel, Load(data));
+      Store(panel + kLanes, Load(data + kLanes));
     } else {
-      for (int64_t c = 0; c < kPanel; ++c) to[c] = c < width ? from[c] : 0.0f;
+      for (int64_t c = 0; c < kPanel; ++c) panel[c] = c < width ? data[c] : 0.0f;
     }
   }
 }
