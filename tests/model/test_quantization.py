@@ -76,7 +76,7 @@ def test_tiles_of_the_released_model_stay_under_4_mb(shards: int) -> None:
 
 
 def test_float_parameters_are_not_taken_from_int8() -> None:
-    with pytest.raises(TypeError, match="a float array expected, found a QuantizedWeight8bit of shape"):
+    with pytest.raises(TypeError, match="a float array expected, found a Quantized"):
         quantization.value(quantize(jnp.ones((2, 2))))
 
 

@@ -9,6 +9,8 @@ library is imported here, since `setup.py` runs this file.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -16,6 +18,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("source")
@@ -68,15 +71,37 @@ def library_name() -> str:
 
 
 def find_or_build() -> Path:
-    """The library as installed or as kept in the user's cache; built into the cache if missing."""
+    """The library as installed or as kept in the user's cache; built into the cache if missing.
+
+    Of several processes that miss it at one time, one builds it and the others wait.
+
+    Raises:
+      BuildError: as `build`.
+    """
     name = library_name()
     cached = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     cached = cached / "grok1-backend" / name
     for path in (Path(__file__).with_name(name), cached):
         if path.is_file():
             return path
-    build(cached)
+    with _alone(cached):
+        if not cached.is_file():
+            build(cached)
     return cached
+
+
+@contextlib.contextmanager
+def _alone(library: Path) -> Iterator[None]:
+    """Waits for another process that builds the library, or for its end: its lock goes with it.
+
+    Where nothing can be locked, nobody waits.
+    """
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):
+            library.parent.mkdir(parents=True, exist_ok=True)
+            lock = opened.enter_context(library.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def build(library: Path) -> None:
