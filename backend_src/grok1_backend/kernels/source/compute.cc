@@ -124,7 +124,7 @@ const Compute& GROK1_COMPUTE() {
   constexpr int64_t kScratch = kDepthBlock * kPanel + kMaxStrip + kMaxGroup * kMaxStrip;
   static constexpr Compute compute = {
       {kScratch * static_cast<int64_t>(sizeof(float)), PackedBytes, PackFloats, Multiply},
-      Gate, Attend, AttentionState::Floats};
+      Gate, Attend, AttentionFloats};
   return compute;
 }
 

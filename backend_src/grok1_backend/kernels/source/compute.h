@@ -12,7 +12,7 @@ namespace grok1 {
 
 constexpr int64_t kMaxStrip = 256;      // columns that one product computes at most
 constexpr int64_t kMaxGroup = 240;      // rows that it takes at most
-constexpr int64_t kMaxAttention = 128;  // query rows that one call of `attend` takes at most
+constexpr int64_t kMaxAttention = 128;  // query rows of a head that one call of `attend` takes at most
 
 enum class Storage { kInt8, kFloat32 };
 inline int64_t ItemBytes(Storage storage) { return storage == Storage::kInt8 ? 1 : 4; }
@@ -29,14 +29,16 @@ struct Matrix {
   int64_t groups;         // runs of depth / groups rows that share their scales; 1 without scales
 };
 
-// One step's attention of some query rows that share a KV head.
+// One step's attention of some query rows, the same of each of some KV heads that lie side by side.
 struct AttentionRows {
   const float* queries;
   float* outputs;
-  const int64_t* offsets;      // [rows]: of each row in queries and in outputs
+  const int64_t* offsets;      // [rows]: of each row of the first head in queries and in outputs
+  int64_t head_stride;         // between those of one head and the next
+  int64_t heads;
   const int64_t* lengths;      // [rows]: positions that the row sees, at least 1
   int64_t rows;
-  const float* keys;           // the head's first page; see the strides
+  const float* keys;           // the first head's first page; see the strides
   const float* values;
   const int32_t* pages;        // of the context, in order
   int64_t page_size;
@@ -73,7 +75,7 @@ struct Compute {
   // Attention with capped logits and a running softmax over blocks of positions, and the floats that
   // it needs to work in.
   void (*attend)(const AttentionRows& rows, float* scratch);
-  int64_t (*attend_scratch)(int64_t size);
+  int64_t (*attend_scratch)(int64_t size, int64_t heads);
 };
 
 // The best one that this CPU has.

@@ -127,6 +127,18 @@ ffi::Error ProductsOf(ffi::ThreadPool pool, Floats x, Ints layer, ffi::Remaining
   return ffi::Error::Success();
 }
 
+// KV heads that one task takes where each row has one token, and time is that of reading: as many as
+// keep a block in the second cache and leave each thread something to do.
+int64_t HeadsTogether(int64_t kv_heads, int64_t size, int64_t rows, const Parallel& parallel) {
+  constexpr int64_t kFloats = 256;
+  int64_t heads = kv_heads;
+  while (heads > 1 && (kv_heads % heads || heads * size > kFloats ||
+                       rows * kv_heads / heads < parallel.threads())) {
+    --heads;
+  }
+  return heads;
+}
+
 // queries [batch, length, heads, size], keys and values [layers, pages, page size, KV heads, size],
 // layer [], block table [batch, width], positions [batch, length], lengths [batch] -> outputs as
 // queries; 0 for tokens beyond a row's length.
@@ -154,34 +166,39 @@ ffi::Error Attention(ffi::ThreadPool pool, Floats queries, Floats keys, Floats v
   const int64_t group = heads / kv_heads;
   const int64_t tokens = std::max<int64_t>(1, kMaxAttention / 2 / group);
   const int64_t tiles = (length + tokens - 1) / tokens;
+  Parallel parallel(pool);
+  const int64_t heads_of_task = length > 1 ? 1 : HeadsTogether(kv_heads, size, batch, parallel);
+  const int64_t parts = kv_heads / heads_of_task;
   AttentionRows common;
   common.queries = queries.typed_data();
   common.outputs = outputs->typed_data();
+  common.head_stride = group * size;
+  common.heads = heads_of_task;
   common.page_size = page_size;
   common.position_stride = kv_heads * size;
   common.page_stride = page_size * common.position_stride;
   common.size = size;
   common.multiplier = multiplier;
   common.cap = cap;
-  const int64_t scratch = compute.attend_scratch(size) * static_cast<int64_t>(sizeof(float));
-  Parallel(pool).For(tiles * batch * kv_heads, [&](int64_t task) {
-    const int64_t head = task % kv_heads;
-    const int64_t row = task / kv_heads % batch;
+  const int64_t floats = compute.attend_scratch(size, heads_of_task);
+  parallel.For(tiles * batch * parts, [&](int64_t task) {
+    const int64_t head = task % parts * heads_of_task;
+    const int64_t row = task / parts % batch;
     // The last tokens see most: they go first, so that the threads end together.
-    const int64_t first = (tiles - 1 - task / kv_heads / batch) * tokens;
+    const int64_t first = (tiles - 1 - task / parts / batch) * tokens;
     int64_t offsets[kMaxAttention];
     int64_t seen[kMaxAttention];
     AttentionRows rows = common;
     rows.rows = 0;
     for (int64_t t = first; t < std::min(first + tokens, length); ++t) {
       const int64_t position = positions.typed_data()[row * length + t];
-      for (int64_t h = head * group; h < (head + 1) * group; ++h) {
-        const int64_t offset = ((row * length + t) * heads + h) * size;
-        if (t >= lengths.typed_data()[row]) {
-          std::fill_n(common.outputs + offset, size, 0.0f);
-          continue;
-        }
-        offsets[rows.rows] = offset;
+      const int64_t start = ((row * length + t) * heads + head * group) * size;
+      if (t >= lengths.typed_data()[row]) {
+        std::fill_n(common.outputs + start, heads_of_task * group * size, 0.0f);
+        continue;
+      }
+      for (int64_t h = 0; h < group; ++h) {
+        offsets[rows.rows] = start + h * size;
         seen[rows.rows++] = std::clamp<int64_t>(position + 1, 1, width * page_size);
       }
     }
@@ -192,7 +209,8 @@ ffi::Error Attention(ffi::ThreadPool pool, Floats queries, Floats keys, Floats v
     rows.keys = keys.typed_data() + start;
     rows.values = values.typed_data() + start;
     rows.pages = safe.data() + row * width;
-    compute.attend(rows, reinterpret_cast<float*>(ThreadMemory(scratch)));
+    const int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
+    compute.attend(rows, reinterpret_cast<float*>(ThreadMemory(bytes)));
   });
   return ffi::Error::Success();
 }

@@ -98,16 +98,19 @@ void FillPanel(const Element* data, int64_t stride, int64_t depth, int64_t width
   }
 }
 
-// The same of columns that lie as rows in memory.
-inline void FillTransposed(const float* const* columns, int64_t row, int64_t depth, float* panel) {
+// The same of columns that lie as rows in memory. `between` is called once a tile.
+template <typename Between>
+inline void FillTransposed(const float* const* columns, int64_t depth, const Between& between,
+                           float* panel) {
   const int64_t whole = depth - depth % kLanes;
   for (int64_t d = 0; d < whole; d += kLanes) {
     for (int v = 0; v < 2; ++v) {
-      TransposeTile(columns + v * kLanes, row + d, panel + d * kPanel + v * kLanes, kPanel);
+      TransposeTile(columns + v * kLanes, d, panel + d * kPanel + v * kLanes, kPanel);
+      between();
     }
   }
   for (int64_t d = whole; d < depth; ++d) {
-    for (int64_t c = 0; c < kPanel; ++c) panel[d * kPanel + c] = columns[c][row + d];
+    for (int64_t c = 0; c < kPanel; ++c) panel[d * kPanel + c] = columns[c][d];
   }
 }
 
