@@ -31,6 +31,9 @@ class Row:
     """Name of a peer to its samples."""
     floor: float | None = None
     """What the machine allows at best, in the unit."""
+    paired: bool = False
+    """Whether samples of one place were taken next to each other: then the ratio is the median of
+    theirs, and what slows the machine for a while slows both sides of it."""
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What belongs to the conditions: KV length, experts touched, bytes read, ..."""
 
@@ -49,7 +52,11 @@ class Row:
         record: dict[str, Any] = {"name": self.name, "unit": self.unit, "ours": ours}
         if medians:
             best = (max if self.more_is_better else min)(medians, key=medians.__getitem__)
-            record |= {"peer": medians[best], "peer_name": best, "ratio": ours / medians[best]}
+            ratio = ours / medians[best]
+            if self.paired:
+                pairs = zip(self.ours, self.peers[best], strict=True)
+                ratio = statistics.median(own / other for own, other in pairs)
+            record |= {"peer": medians[best], "peer_name": best, "ratio": ratio}
             record["peers"] = medians
         if self.floor is not None:
             record |= {"floor": self.floor, "floor_ratio": ours / self.floor}

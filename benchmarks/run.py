@@ -179,7 +179,7 @@ class Bench:
     def serving(self) -> list[Row]:
         import serving
 
-        return serving.measure(self.contenders.model("int8"), self.few_rounds)
+        return serving.measure(self.contenders.model("int8"), self.rounds)
 
     def startup(self) -> list[Row]:
         import startup

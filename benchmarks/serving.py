@@ -2,7 +2,9 @@
 
 The same requests, all at one time: submitted to an engine in this process, and sent by
 perf_analyzer to a server's `grok1_generate` and `grok1_ensemble`, as streams with a response for
-each token. They take turns. CPU time is that of each process; client and server share the cores.
+each token. They take turns, and each run through the server is compared with the mean of the two
+runs of the engine that are nearest to it in time, for the machine's speed drifts. CPU time is that
+of each process; client and server share the cores.
 
     python benchmarks/serving.py [--model DIR] [--slots N] [--rounds N]
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import queue
@@ -23,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from load_report import Load, read_loads
+from load_report import read_loads
 from results import ROOT, Row
 
 from grok1_backend.engine.build import ModelDirectory, build_engine
@@ -60,19 +63,33 @@ class Case:
         return self.requests * self.tokens
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What one run gave."""
+
+    rate: float
+    """Tokens/s."""
+    cpu: Mapping[str, float]
+    """Process to its CPU microseconds a token."""
+    responses: float = 1.0
+    """A token."""
+
+
 @dataclasses.dataclass
 class Samples:
-    """What the rounds have given, in tokens/s, tokens a response and CPU microseconds a token."""
+    """The runs of all rounds in their order: engine, front, engine, next front, ..., engine."""
 
-    rates: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    responses: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    cpu: dict[str, dict[str, list[float]]] = dataclasses.field(default_factory=dict)
-    """By how it was served, then by process."""
+    alone: list[Sample] = dataclasses.field(default_factory=list)
+    served: list[Sample] = dataclasses.field(default_factory=list)
 
-    def add(self, what: str, rate: float, cpu: Mapping[str, float]) -> None:
-        self.rates.setdefault(what, []).append(rate)
-        for process, microseconds in cpu.items():
-            self.cpu.setdefault(what, {}).setdefault(process, []).append(microseconds)
+    def through(self, front: str) -> list[Sample]:
+        """The runs through one front."""
+        return self.served[FRONTS.index(front) :: len(FRONTS)]
+
+    def alone_beside(self, front: str) -> list[float]:
+        """For each of those runs the rate of the engine just before and after it."""
+        beside = [(a.rate + b.rate) / 2 for a, b in itertools.pairwise(self.alone)]
+        return beside[FRONTS.index(front) :: len(FRONTS)]
 
 
 def prompts(streams: int) -> list[str]:
@@ -82,8 +99,8 @@ def prompts(streams: int) -> list[str]:
     return [" ".join(rng.choice(words, PROMPT_WORDS)) for _ in range(streams)]
 
 
-def engine_alone(engine: Engine, prompts: Sequence[tuple[int, ...]], case: Case) -> float:
-    """Tokens/s of the requests in this process, from the first submission to the last token."""
+def engine_alone(engine: Engine, prompts: Sequence[tuple[int, ...]], case: Case) -> Sample:
+    """The requests in this process, from the first submission to the last token."""
     ended: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
     sampling = SamplingParams(temperature=0.0, max_tokens=case.tokens, ignore_eos=True, seed=0)
 
@@ -97,7 +114,7 @@ def engine_alone(engine: Engine, prompts: Sequence[tuple[int, ...]], case: Case)
             GenerationRequest(request_id=str(number), prompt=prompt, sampling=sampling), take
         )
 
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     for number in range(STREAMS):
         submit(number)
     for number in range(STREAMS, case.requests + STREAMS):
@@ -106,42 +123,56 @@ def engine_alone(engine: Engine, prompts: Sequence[tuple[int, ...]], case: Case)
             raise event.error
         if number < case.requests:
             submit(number)
-    return case.total / (time.perf_counter() - began)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return Sample(rate=case.total / seconds, cpu={"engine": cpu / case.total * 1e6})
 
 
-def perf_analyzer(front: str, url: str, texts: Sequence[str], case: Case) -> tuple[Load, float]:
-    """Sends the requests; returns what it measured, and the CPU seconds that it took."""
+def through_server(front: str, pid: int, url: str, texts: Sequence[str], case: Case) -> Sample:
+    """The requests from perf_analyzer, by what it measured.
+
+    Args:
+      front: the model that serves them.
+      pid: the server's process.
+      url: of its gRPC interface.
+      texts: the prompts.
+      case: how many requests, and how long.
+    """
     settings = {"max_tokens": [case.tokens], "ignore_eos": [True], "temperature": [0.0]}
     data = [{"text_input": [text], **settings} for text in texts]
     inputs, export = FOLDER / "input.json", FOLDER / "profile.json"
     inputs.write_text(json.dumps({"data": data}), encoding="utf-8")
     command = [
-        *(str(Path(sys.prefix) / "bin" / "perf_analyzer"), "-m", front, "-i", "grpc", "-u", url),
-        *("--async", "--streaming", f"--input-data={inputs}", f"--profile-export-file={export}"),
+        *(str(Path(sys.prefix) / "bin" / "perf_analyzer"), "-m", front),
+        *("-i", "grpc", "-u", url, "--async", "--streaming"),
+        *(f"--input-data={inputs}", f"--profile-export-file={export}"),
         *(f"--concurrency-range={STREAMS}", f"--request-count={case.requests}"),
         *(ONE_SHOTS if front == "grok1_ensemble" else ()),
     ]
     for attempt in range(1, ATTEMPTS + 1):
         export.unlink(missing_ok=True)
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = cpu_seconds(pid)
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        after = cpu_seconds(pid)
         try:
             if done.returncode:
                 raise ValueError(done.stdout + done.stderr)
             (load,) = read_loads(export)
+            break
         except ValueError:
             if attempt == ATTEMPTS:
                 raise
-            continue
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return load, seconds
-    raise AssertionError  # not reached
+    assert load.tokens_per_second is not None
+    return Sample(
+        rate=load.tokens_per_second,
+        cpu={name: (after[name] - before[name]) / case.total * 1e6 for name in after},
+        responses=load.responses_per_second / load.tokens_per_second,
+    )
 
 
 def cpu_seconds(server: int) -> dict[str, float]:
-    """CPU time so far of the server and of the stub of each of its models."""
-    seconds: dict[str, float] = {}
+    """CPU time so far of the server, of the stub of each of its models, and of ended clients."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = {CLIENT: ended.ru_utime + ended.ru_stime}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             _, _, status = (process / "stat").read_text().rpartition(")")
@@ -180,50 +211,46 @@ def measure_case(case: Case, rounds: int) -> Samples:
     samples = Samples()
     engine = build_engine(directory, progress=lambda _: None)
     with engine, TritonServer(options, start_timeout=900) as server:
-        for number in range(rounds + 1):
-            run = case if number else short
-            began = time.process_time()
-            rate = engine_alone(engine, ids, run)
-            engine_cpu = (time.process_time() - began) / run.total * 1e6
-            if number:
-                samples.add(ALONE, rate, {"engine": engine_cpu})
+
+        def serve(front: str, run: Case) -> Sample:
+            return through_server(front, server.pid, options.grpc_url, texts, run)
+
+        engine_alone(engine, ids, short)
+        for front in FRONTS:
+            serve(front, short)
+        samples.alone.append(engine_alone(engine, ids, case))
+        for _ in range(rounds):
             for front in FRONTS:
-                before = cpu_seconds(server.pid)
-                load, client = perf_analyzer(front, options.grpc_url, texts, run)
-                after = cpu_seconds(server.pid)
-                assert load.tokens_per_second is not None
-                if number:
-                    cpu = {name: (after[name] - before[name]) / run.total * 1e6 for name in after}
-                    samples.add(
-                        front, load.tokens_per_second, {**cpu, CLIENT: client / run.total * 1e6}
-                    )
-                    share = load.responses_per_second / load.tokens_per_second
-                    samples.responses.setdefault(front, []).append(share)
+                samples.served.append(serve(front, case))
+                samples.alone.append(engine_alone(engine, ids, case))
     return samples
 
 
 def rows_of(case: Case, samples: Samples) -> list[Row]:
     """Rates beside the engine's, and the CPU time of every process that took a part."""
-    rows = [
-        Row(
-            name=f"{front}, {STREAMS} streams, {case.name} model",
-            unit="tokens/s",
-            ours=samples.rates[front],
-            peers={ALONE: samples.rates[ALONE]},
-            details={
-                "responses_per_token": statistics.median(samples.responses[front]),
-                "requests": case.requests,
-                "tokens": case.tokens,
-            },
+    rows = []
+    for front in FRONTS:
+        taken = samples.through(front)
+        rows.append(
+            Row(
+                name=f"{front}, {STREAMS} streams, {case.name} model",
+                unit="tokens/s",
+                ours=[sample.rate for sample in taken],
+                peers={ALONE: samples.alone_beside(front)},
+                paired=True,
+                details={
+                    "responses_per_token": statistics.fmean(s.responses for s in taken),
+                    "requests": case.requests,
+                    "tokens": case.tokens,
+                },
+            )
         )
-        for front in FRONTS
-    ]
-    for what, processes in samples.cpu.items():
-        rows += [
-            Row(name=f"CPU a token, {case.name} model, {what}: {process}", unit="µs", ours=taken)
-            for process, taken in processes.items()
-            if statistics.median(taken) >= 1
-        ]
+    for what, taken in [(ALONE, samples.alone), *((f, samples.through(f)) for f in FRONTS)]:
+        for process in taken[0].cpu:
+            cpu = [sample.cpu[process] for sample in taken]
+            if statistics.median(cpu) >= 1:
+                name = f"CPU a token, {case.name} model, {what}: {process}"
+                rows.append(Row(name=name, unit="µs", ours=cpu))
     return rows
 
 

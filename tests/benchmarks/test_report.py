@@ -73,6 +73,25 @@ def test_targets_compare_figures_of_rows() -> None:
     assert not dataclasses.replace(target, at_most=True).met(1.25)
 
 
+def test_a_target_takes_the_ratio_of_paired_samples() -> None:
+    paired = Row(
+        name="row",
+        unit="tokens/s",
+        ours=[4.0, 3.0, 1.0],
+        peers={"it": [8.0, 5.0, 2.0]},
+        paired=True,
+    ).record()
+    assert report.Target("", "row", "it", 1).value({"row": paired}) == 0.5
+
+
+def test_joined_responses_are_shown() -> None:
+    details = {"responses_per_token": 0.25}
+    row = Row(name="row", unit="tokens/s", ours=[1.0], details=details).record()
+    header, _, line = report.comparison([row]).splitlines()
+    assert header.endswith("| responses a token |")
+    assert line.endswith("| 0.25 |")
+
+
 def test_targets_that_were_not_measured_say_so() -> None:
     assert report.targets([]).count("not measured") == len(report.TARGETS)
 

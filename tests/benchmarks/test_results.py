@@ -43,6 +43,18 @@ def test_the_floor_ratio_is_ours_over_the_floor() -> None:
     assert (found["floor"], found["floor_ratio"]) == (8.0, 0.25)
 
 
+def test_of_paired_samples_the_ratios_are_compared() -> None:
+    """As where the machine becomes slower: each of ours is half of the peer's beside it."""
+    found = Row(
+        name="row",
+        unit="tokens/s",
+        ours=[4.0, 3.0, 1.0],
+        peers={"it": [8.0, 5.0, 2.0]},
+        paired=True,
+    ).record()
+    assert (found["ours"], found["peer"], found["ratio"]) == (3.0, 5.0, 0.5)
+
+
 def test_a_row_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
         Row(name="row", unit="s", ours=[])
