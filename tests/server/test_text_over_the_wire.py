@@ -22,6 +22,7 @@ from grok1_backend.engine.requests import GenerationRequest, SamplingParams, Tok
 from grok1_backend.server import TritonServer
 from grok1_backend.text.stream import group_text
 from grok1_backend.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from grok1_backend.triton.interface import TEXT_OUTPUTS
 
 STREAMING = ("grok1_generate", "grok1_ensemble")
 PROMPTS = (
@@ -232,7 +233,33 @@ def test_log_probs_are_there_when_asked_for(grpc_url: str) -> None:
     best = first.outputs["prompt_top_log_probs"][0]
     assert best.shape == (count, 8)
     assert (best[:, 0] >= first.outputs["prompt_log_probs"][0]).all()
-    assert all(r.outputs["prompt_log_probs"].size == 0 for r in rest)
+    assert not any(name.startswith("prompt_") for r in rest for name in r.outputs)
+
+
+@pytest.mark.parametrize("model", ["grok1_generate", "grok1_ensemble"])
+def test_scores_are_left_out_unless_asked_for(grpc_url: str, model: str) -> None:
+    """Each tensor of a response takes the server's time, and the client's."""
+    responses = ask(grpc_url, model, text_input="In the beginning", max_tokens=3)
+    assert responses
+    names = {output.name for output in TEXT_OUTPUTS if not output.optional}
+    assert all(response.outputs.keys() == names for response in responses)
+
+
+def test_scores_are_left_out_of_a_whole_answer(http_url: str) -> None:
+    """Not where one of its prompts asked for them: then they are there for all."""
+    assert "output_log_probs" not in complete(http_url, text_input="And", max_tokens=2)
+    text = http.InferInput("text_input", [2, 1], "BYTES")
+    text.set_data_from_numpy(np.array([["And"], ["But"]], object))
+    wanted = http.InferInput("return_log_probs", [2, 1], "BOOL")
+    wanted.set_data_from_numpy(np.array([[False], [True]]))
+    limit = http.InferInput("max_tokens", [2, 1], "INT32")
+    limit.set_data_from_numpy(np.full((2, 1), 3, np.int32))
+    with http.InferenceServerClient(http_url.removeprefix("http://")) as client:
+        result = client.infer("grok1_complete", [text, wanted, limit])
+    log_probs = result.as_numpy("output_log_probs")
+    assert not log_probs[0].any()
+    assert (log_probs[1] < 0).all()
+    assert result.as_numpy("top_token_ids") is None
 
 
 def test_settings_as_parameters_and_as_vllms_json(http_url: str) -> None:

@@ -50,9 +50,9 @@ class Reply:
         return int(self._result.as_numpy("num_output_tokens").item())
 
     def rows(self, name: str) -> list[Any]:
-        """A tensor's values for each of the tokens."""
-        array: NDArray[np.generic] = self._result.as_numpy(name)
-        return array[0].tolist()  # type: ignore[no-any-return]
+        """A tensor's values for each of the tokens; none where the response comes without it."""
+        array: NDArray[np.generic] | None = self._result.as_numpy(name)
+        return [] if array is None else array[0].tolist()
 
 
 class Triton:

@@ -30,6 +30,7 @@ from grok1_backend.triton.interface import (
     Tensors,
     Values,
     as_tensor,
+    left_out,
 )
 from grok1_backend.triton.parsing import ClientRequest
 from grok1_backend.triton.requests import client_requests
@@ -196,7 +197,11 @@ def join_rows(rows: Sequence[Values]) -> Tensors:
 
     Token ids are filled with -1, other numbers with 0; `num_output_tokens` says where.
     """
-    return {name: _stack(name, [as_tensor(name, row[name]) for row in rows]) for name in rows[0]}
+    return {
+        name: _stack(name, [as_tensor(name, row[name]) for row in rows])
+        for name in rows[0]
+        if not all(left_out(name, row[name]) for row in rows)
+    }
 
 
 def _stack(name: str, arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:

@@ -8,7 +8,7 @@ front.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Output:
     data_type: str
     dims: tuple[int, ...]
     meaning: str
+    optional: bool = field(default=False, kw_only=True)
+    """Whether responses come without it where nothing was asked for."""
 
     def tensor(self, value: object) -> NDArray[np.generic]:
         """The value of one prompt as a tensor: batch dimension in front, text as UTF-8."""
@@ -342,7 +344,8 @@ TOKEN_OUTPUTS = (
         "output_log_probs",
         "TYPE_FP32",
         (-1,),
-        "Of each of the tokens, before temperature; empty unless asked for.",
+        "Of each of the tokens, before temperature; left out unless asked for.",
+        optional=True,
     ),
     Output("cum_log_probs", "TYPE_FP32", (1,), "The sum of the log-probs of all tokens so far."),
     Output(
@@ -350,32 +353,37 @@ TOKEN_OUTPUTS = (
         "TYPE_INT32",
         (-1, TOP_TOKENS),
         "The most likely tokens at each of the tokens; -1 in the columns past "
-        "`return_top_tokens`, no rows where that is 0.",
+        "`return_top_tokens`; left out where that is 0.",
+        optional=True,
     ),
     Output(
         "top_log_probs",
         "TYPE_FP32",
         (-1, TOP_TOKENS),
-        "Their log-probs; 0 in the columns that are not filled.",
+        "Their log-probs; 0 in the columns that are not filled. As above.",
+        optional=True,
     ),
     Output(
         "prompt_log_probs",
         "TYPE_FP32",
         (-1,),
         "Of each prompt token given those before it; the first is 0. In the first response, if "
-        "asked for.",
+        "asked for; else left out.",
+        optional=True,
     ),
     Output(
         "prompt_top_ids",
         "TYPE_INT32",
         (-1, TOP_TOKENS),
         "The most likely tokens at each prompt position; the first row is -1. As above.",
+        optional=True,
     ),
     Output(
         "prompt_top_log_probs",
         "TYPE_FP32",
         (-1, TOP_TOKENS),
-        "Their log-probs; the first row is 0.",
+        "Their log-probs; the first row is 0. As above.",
+        optional=True,
     ),
     Output(
         "num_input_tokens",
@@ -448,6 +456,11 @@ def as_tensor(name: str, value: Any) -> NDArray[np.generic]:
     if isinstance(value, np.ndarray):
         return value
     return OUTPUTS[name].tensor(value)
+
+
+def left_out(name: str, value: Any) -> bool:
+    """Whether an output's value is one that responses come without."""
+    return isinstance(value, tuple) and not value and OUTPUTS[name].optional
 
 
 PARAMETERS = {field.name: field for field in ENGINE_SETTINGS if field.scalar}

@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from grok1_backend.engine.errors import EngineError, ErrorCode
 from grok1_backend.triton.channel import Address
-from grok1_backend.triton.interface import ERROR, Values, as_tensor
+from grok1_backend.triton.interface import ERROR, Values, as_tensor, left_out
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,9 @@ class ResponseStream:
     def send(self, outputs: Values, *, final: bool) -> bool:
         """Sends a response with those of the outputs that are wanted; False after the final one."""
         tensors = [
-            output_tensor(name, value) for name, value in outputs.items() if name in self.wanted
+            output_tensor(name, value)
+            for name, value in outputs.items()
+            if name in self.wanted and not left_out(name, value)
         ]
         return self._send(pb_utils.InferenceResponse(tensors), final)
 
