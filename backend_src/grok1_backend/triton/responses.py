@@ -17,7 +17,8 @@ from grok1_backend.triton.interface import ERROR, Values, as_tensor, left_out
 
 logger = logging.getLogger(__name__)
 
-_KEPT_TENSORS = 2048
+_KEPT_TENSORS = 16384
+"""Enough for the common tokens of a large vocabulary, with their texts: some MB."""
 _KEPT_CHARACTERS = 64
 _sending = threading.Lock()
 """Held while a response is sent: a tensor that is sent for the first time is copied into shared
