@@ -43,20 +43,20 @@ ffi::Error ReadStack(const ffi::AnyBuffer& weight, const ffi::AnyBuffer& scales,
   first.groups = 1;
   stack.scale_bytes = first.scales_bfloat16 ? 2 : 4;
   first.data = static_cast<const char*>(weight.untyped_data()) + layer * experts * stack.Bytes();
-  first.quad = blocked ? QuadOf(first.storage, rows, 1) : 0;
-  if (!int8) return ffi::Error::Success();
-  GROK1_CHECK(first.scales_bfloat16 || scales.element_type() == ffi::F32);
-  const auto of_scales = scales.dimensions();
-  GROK1_CHECK(of_scales.size() == shape.size());
-  for (size_t i = 0; i < shape.size(); ++i) {
-    GROK1_CHECK(i == shape.size() - 2 || of_scales[i] == shape[i]);
+  if (int8) {
+    GROK1_CHECK(first.scales_bfloat16 || scales.element_type() == ffi::F32);
+    const auto of_scales = scales.dimensions();
+    GROK1_CHECK(of_scales.size() == shape.size());
+    for (size_t i = 0; i < shape.size(); ++i) {
+      GROK1_CHECK(i == shape.size() - 2 || of_scales[i] == shape[i]);
+    }
+    first.groups = of_scales[shape.size() - 2];
+    GROK1_CHECK(first.groups > 0 && rows % first.groups == 0);
+    first.scales = static_cast<const char*>(scales.untyped_data()) +
+                   layer * experts * first.groups * columns * stack.scale_bytes;
   }
-  first.groups = of_scales[shape.size() - 2];
-  GROK1_CHECK(first.groups > 0 && rows % first.groups == 0);
   first.quad = blocked ? QuadOf(first.storage, rows, first.groups) : 0;
   GROK1_CHECK(!blocked || first.quad);
-  first.scales = static_cast<const char*>(scales.untyped_data()) +
-                 layer * experts * first.groups * columns * stack.scale_bytes;
   return ffi::Error::Success();
 }
 
