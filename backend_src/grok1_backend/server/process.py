@@ -29,8 +29,8 @@ _UNLOAD_SECONDS = 5
 _LOADING_SECONDS = 1
 _SHARED_MEMORY = Path("/dev/shm")
 # For the calls and responses of each Python model. Triton takes one a core; on two cores two calls
-# that wait for each other's models are all of them, and nothing moves any more. Of many, the one that
-# has slept longest takes the next response, with cold caches: 32 cost the server half as much again.
+# that wait for each other's models are all of them, and nothing moves any more. Of many, the one
+# that has slept longest takes the next response, with cold caches: 32 cost half as much again.
 _CALL_THREADS = 4
 _LOG_ARGUMENTS = {
     "error": ["--log-info=false", "--log-warning=false"],
