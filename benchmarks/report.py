@@ -84,8 +84,6 @@ TARGETS = (
 REASONS = {
     "decode, 1 request, int8": "the released float embedding, which Q8_0 rounds to int8, is two "
     "thirds of what the step reads",
-    "decode, 1 request, float32": "the kernel reads float32 weights in strips of columns, which "
-    "memory gives more slowly than long runs; int8 ones are read in long runs",
 }
 """Why a row may be behind its best peer, where that is known."""
 
