@@ -36,24 +36,32 @@ def in_blocks(matrices: NDArray[Any], groups: int = 1) -> NDArray[Any]:
     return blocked
 
 
+def quads_of(block: NDArray[Any]) -> NDArray[Any]:
+    """A group of a block as quads; those of a whole block in runs of 16 and two planes."""
+    depth, columns = block.shape
+    quads = block.reshape(depth // 4, 4, columns).swapaxes(1, 2)
+    if columns < BLOCK_COLUMNS:
+        return quads.ravel()
+    runs = [quads[first : first + 16] for first in range(0, len(quads), 16)]
+    planes = [run.reshape(len(run), 2, 16, 4).swapaxes(0, 1).ravel() for run in runs]
+    return np.concatenate(planes)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("dtype", [np.int8, np.float32])
-def test_the_order_of_blocks(dtype: Any) -> None:
+def test_the_order_of_blocks(dtype: Any, groups: int) -> None:
     """As `kernels/source/blocks.h` has it; the last block holds what columns are left."""
-    depth, columns = 24, 70
-    matrices = np.random.default_rng(0).integers(-128, 128, (3, depth, columns)).astype(dtype)
-    blocked = in_blocks(matrices)
-    expected = {}
-    for quad in (1, 4):
-        blocks = [
-            matrices[:, :, first : first + BLOCK_COLUMNS]
-            .reshape(3, depth // quad, quad, -1)
-            .swapaxes(-1, -2)
-            .reshape(3, -1)
-            for first in range(0, columns, BLOCK_COLUMNS)
-        ]
-        expected[quad] = np.concatenate(blocks, axis=1).reshape(matrices.shape)
-    quads_differ = not native.takes_blocks(jnp.float32, dtype, depth=6)
-    np.testing.assert_array_equal(blocked, expected[4 if quads_differ else 1])
+    depth, columns = 72 * groups, 70
+    matrices = np.random.default_rng(0).integers(-128, 128, (2, depth, columns)).astype(dtype)
+    blocked = in_blocks(matrices, groups)
+    in_quads = not native.takes_blocks(jnp.float32, dtype, depth=6)
+    for matrix, ours in zip(matrices, blocked, strict=True):
+        blocks = [matrix[:, first : first + BLOCK_COLUMNS] for first in (0, 32, 64)]
+        if in_quads:
+            parts = [quads_of(part) for block in blocks for part in np.split(block, groups)]
+        else:
+            parts = [block.ravel() for block in blocks]
+        np.testing.assert_array_equal(ours.ravel(), np.concatenate(parts))
 
 
 def stacks_of(
@@ -118,7 +126,7 @@ def test_on_every_instruction_set(instructions: str) -> None:
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "15 passed" in done.stdout
+    assert "17 passed" in done.stdout
 
 
 def test_groups_that_are_no_whole_quads_stay_in_rows() -> None:

@@ -8,11 +8,8 @@
 namespace grok1 {
 namespace {
 
-constexpr int64_t kPlaneColumns = 16;  // sums lie in planes, [plane, line, 16]
-constexpr int64_t kPlanes = kBlockColumns / kPlaneColumns;
-
-// One row's product with a block, of the sums of one group, set or added to out. `sums` is the row's
-// first digit in the first plane; planes are `plane_sums` apart.
+// One row's product with a block, of the sums of one group, set or added to out. Sums are
+// [plane, line, 16]: `sums` is the row's first digit in the first plane; planes are `plane_sums` apart.
 inline void CombineRow(const int32_t* sums, int64_t plane_sums, float scale, const float* scales,
                        int64_t count, bool set, float* out) {
   float products[kBlockColumns];

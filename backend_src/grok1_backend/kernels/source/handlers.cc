@@ -275,8 +275,7 @@ GROK1_EXPORT void grok1_to_blocks(void* data, bool int8, int64_t count, int64_t 
   const grok1::Storage storage = int8 ? grok1::Storage::kInt8 : grok1::Storage::kFloat32;
   const int64_t bytes = depth * columns * grok1::ItemBytes(storage);
   for (int64_t i = 0; i < count; ++i) {
-    grok1::ToBlocks(static_cast<char*>(data) + i * bytes, storage, depth, columns,
-                    grok1::QuadOf(storage, depth, groups));
+    grok1::ToBlocks(static_cast<char*>(data) + i * bytes, storage, depth, columns, groups);
   }
 }
 

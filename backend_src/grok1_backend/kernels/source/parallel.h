@@ -15,30 +15,40 @@
 
 namespace grok1 {
 
-// The tasks of one call, for whichever threads work on them.
+// The tasks of one call, for whichever threads work on them. A thread takes those of a run, one after
+// the other, since neighbours often read neighbouring memory; then what is left of other runs.
 class Job {
  public:
   template <typename Task>
-  Job(int64_t count, const Task& task)
-      : count_(count), task_(&task), run_([](const void* erased, int64_t i) {
-          (*static_cast<const Task*>(erased))(i);
-        }) {}
+  Job(int64_t count, int64_t runs, const Task& task)
+      : count_(count), runs_(runs), next_(new std::atomic<int64_t>[runs]), task_(&task),
+        run_([](const void* erased, int64_t i) { (*static_cast<const Task*>(erased))(i); }) {
+    for (int64_t run = 0; run < runs; ++run) next_[run] = Start(run);
+  }
 
   // Runs tasks until none is left. Who comes late finds none and never touches what they refer to.
   void Work() {
-    for (int64_t i; (i = next_.fetch_add(1)) < count_;) {
-      run_(task_, i);
-      done_.fetch_add(1, std::memory_order_release);
+    const int64_t first = workers_.fetch_add(1);
+    for (int64_t k = 0; k < runs_; ++k) {
+      const int64_t run = (first + k) % runs_;
+      for (int64_t i; (i = next_[run].fetch_add(1)) < Start(run + 1);) {
+        run_(task_, i);
+        done_.fetch_add(1, std::memory_order_release);
+      }
     }
   }
 
   bool Done() const { return done_.load(std::memory_order_acquire) >= count_; }
 
  private:
+  int64_t Start(int64_t run) const { return count_ * run / runs_; }
+
   const int64_t count_;
+  const int64_t runs_;
+  const std::unique_ptr<std::atomic<int64_t>[]> next_;  // of each run
   const void* const task_;
   void (*const run_)(const void*, int64_t);
-  std::atomic<int64_t> next_{0};
+  std::atomic<int64_t> workers_{0};
   std::atomic<int64_t> done_{0};
 };
 
@@ -127,8 +137,9 @@ class Parallel {
   // pool are busy, or waiting for other devices, it does everything itself.
   template <typename Task>
   void For(int64_t count, const Task& task) {
+    if (count <= 0) return;
     const int64_t helpers = std::min(threads_, count) - 1;
-    const auto job = std::make_shared<Job>(count, task);
+    const auto job = std::make_shared<Job>(count, helpers + 1, task);
     if (helpers > 0) {
       for (int64_t i = Crew::Get().Offer(job); i < helpers; ++i) {
         pool_.Schedule([job] { Crew::Get().Help(job); });

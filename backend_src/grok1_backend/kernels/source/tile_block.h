@@ -10,13 +10,13 @@ namespace {
 
 inline int32_t Correction(const int8_t*, int64_t) { return 0; }  // both sides are signed
 
-constexpr int64_t kStepBytes = kDigitRun / kQuad * kQuadBytes;  // of a block, that a step takes
+static_assert(kDigitRun == kRunQuads * kQuad, "a step takes a run of quads");
 
-// One step: kTall · 16 lines by 64 rows of a block.
+// One step: kTall · 16 lines by a run of quads.
 template <int kTall>
-inline void TileStep(const int8_t* digits, int64_t stride, const int8_t* weights) {
-  _tile_loadd(6, weights, kQuadBytes);
-  _tile_loadd(7, weights + kQuadBytes / 2, kQuadBytes);
+inline void TileStep(const int8_t* digits, int64_t stride, const int8_t* run) {
+  _tile_loadd(6, run, kLineBytes);
+  _tile_loadd(7, run + kRunBytes / kPlanes, kLineBytes);
   _tile_loadd(4, digits, stride);
   _tile_dpbssd(0, 4, 6);
   _tile_dpbssd(1, 4, 7);
@@ -33,7 +33,6 @@ template <int kTall, bool kAhead>
 void TileLines(const int8_t* digits, int64_t stride, const int8_t* block, int64_t depth, bool set,
                int32_t* sums, int64_t plane_sums) {
   constexpr int kBytes = 64;  // of a tile's row
-  constexpr int64_t kAheadBytes = 8 * 1024;
   int32_t* const below = sums + kTileLines * kPlaneColumns;
   if (set) {
     _tile_zero(0);
@@ -47,17 +46,18 @@ void TileLines(const int8_t* digits, int64_t stride, const int8_t* block, int64_
     if (kTall > 1) _tile_loadd(3, below + plane_sums, kBytes);
   }
   const int64_t whole = depth / kDigitRun * kDigitRun;
-  for (int64_t d = 0; d < whole; d += kDigitRun) {
-    const int8_t* const weights = block + d / kQuad * kQuadBytes;
-    for (int64_t i = 0; kAhead && i < kStepBytes; i += 64) {
-      __builtin_prefetch(weights + kAheadBytes + i, 0, 2);
+  const int8_t* run = block;
+  for (int64_t d = 0; d < whole; d += kDigitRun, run += kRunBytes) {
+    for (int64_t i = 0; kAhead && i < kRunBytes; i += kLineBytes) {
+      __builtin_prefetch(run + kRunBytes + i, 0, 2);
     }
-    TileStep<kTall>(digits + d, stride, weights);
+    TileStep<kTall>(digits + d, stride, run);
   }
   if (whole < depth) {
-    int8_t rest[kStepBytes] = {};
-    const int64_t bytes = Quads(depth - whole) * kQuadBytes;
-    memcpy(rest, block + whole / kQuad * kQuadBytes, bytes);
+    const int64_t bytes = Quads(depth - whole) * kLineBytes;
+    int8_t rest[kRunBytes] = {};
+    memcpy(rest, run, bytes);
+    memcpy(rest + kRunBytes / kPlanes, run + bytes, bytes);
     TileStep<kTall>(digits + whole, stride, rest);
   }
   _tile_stored(0, sums, kBytes);
@@ -83,7 +83,7 @@ inline void MultiplyLines(const int8_t* digits, int64_t stride, int64_t lines, c
   constexpr int64_t kDepth = 512;
   for (int64_t d = 0; d < depth; d += kDepth) {
     const int64_t part = depth - d < kDepth ? depth - d : kDepth;
-    const int8_t* const weights = block + d / kQuad * kQuadBytes;
+    const int8_t* const weights = block + d * kBlockColumns;
     int64_t line = 0;
     for (; line + 2 * kTileLines <= lines; line += 2 * kTileLines) {
       const auto& tiles = line ? TileLines<2, false> : TileLines<2, true>;

@@ -38,7 +38,7 @@ inline Bytes AddDot(Bytes sum, Bytes weights, Bytes digits) {
 }
 #endif
 
-constexpr int kVectors = kQuadBytes / sizeof(Bytes);  // of a quad's columns
+constexpr int kVectors = kPlanes * kLineBytes / sizeof(Bytes);  // of a quad's columns
 
 // The tile registers are another path's.
 struct TileRegisters {
@@ -63,27 +63,32 @@ inline int32_t Correction(const int8_t* digits, int64_t depth) {
 template <int kLines, bool kAhead>
 void DotLines(const int8_t* digits, int64_t stride, const int8_t* block, int64_t depth,
               const int32_t* corrections, int32_t* sums, int64_t plane_sums) {
-  constexpr int64_t kAheadBytes = 4 * 1024;
   Bytes sum[kLines][kVectors];
 #pragma GCC unroll 12
   for (int line = 0; line < kLines; ++line) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sum[line][v] = SplatInt(corrections[line]);
   }
-  for (int64_t d = 0; d < depth; d += kQuad) {
-    const int8_t* const weights = block + d / kQuad * kQuadBytes;
-    if (kAhead) {
-      __builtin_prefetch(weights + kAheadBytes, 0, 2);
-      __builtin_prefetch(weights + kAheadBytes + kQuadBytes / 2, 0, 2);
-    }
+  const int64_t quads = Quads(depth);
+  for (int64_t first = 0; first < quads; first += kRunQuads, block += kRunBytes) {
+    const int64_t of_run = QuadsOfRun(first, quads);
+    for (int64_t q = 0; q < of_run; ++q) {
+      if (kAhead) {
+        __builtin_prefetch(block + kRunBytes + 2 * q * kLineBytes, 0, 2);
+        __builtin_prefetch(block + kRunBytes + (2 * q + 1) * kLineBytes, 0, 2);
+      }
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Bytes w = LoadBytes(weights + v * sizeof(Bytes)) ^ SplatBytes(-128);
+      for (int v = 0; v < kVectors; ++v) {
+        constexpr int kInPlane = kVectors / kPlanes;
+        const int64_t line = v / kInPlane * of_run + q;
+        const int64_t place = v % kInPlane * sizeof(Bytes);
+        const Bytes w = LoadBytes(block + line * kLineBytes + place) ^ SplatBytes(-128);
 #pragma GCC unroll 12
-      for (int line = 0; line < kLines; ++line) {
-        int32_t four;
-        memcpy(&four, digits + line * stride + d, sizeof four);
-        sum[line][v] = AddDot(sum[line][v], w, SplatInt(four));
+        for (int i = 0; i < kLines; ++i) {
+          int32_t four;
+          memcpy(&four, digits + i * stride + (first + q) * kQuad, sizeof four);
+          sum[i][v] = AddDot(sum[i][v], w, SplatInt(four));
+        }
       }
     }
   }
