@@ -75,7 +75,7 @@ void Multiply(const Product* products, int64_t count, const std::vector<Part>& p
 
 int64_t StripOf(int64_t columns, int64_t others, int64_t threads) {
   int64_t strip = kMaxStrip;
-  while (strip > 64 && NumStrips(columns, strip) * others < 4 * threads) strip /= 2;
+  while (strip > 64 && NumStrips(columns, strip) * others < 16 * threads) strip /= 2;
   return strip;
 }
 
