@@ -19,13 +19,13 @@ from grok1_backend.model.quantization import (
     BlockedWeight,
     LayerSlice,
     QuantizedWeight8bit,
-    Stack,
+    StackedWeight,
 )
 
 EXPERTS, WIDTH, FFN, REPEATS = 8, 1024, 5464, 20
 
 
-def stack(rng: np.random.Generator, rows: int, columns: int) -> Stack:
+def stack(rng: np.random.Generator, rows: int, columns: int) -> StackedWeight:
     weight = rng.integers(-127, 128, (1, EXPERTS, rows, columns), np.int8)
     blocked = native.takes_blocks(jnp.float32, weight.dtype, rows)
     if blocked:

@@ -38,7 +38,7 @@ class Target:
         row, other = rows.get(self.row), rows.get(self.of_row or self.row)
         if row is None or other is None:
             return None
-        if row is other and self.of == row.get("peer_name"):
+        if row is other and "peer" in row and self.of in ("best peer", row["peer_name"]):
             return row["ratio"]
         figures = {
             "1": 1.0,

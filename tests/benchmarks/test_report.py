@@ -74,14 +74,9 @@ def test_targets_compare_figures_of_rows() -> None:
 
 
 def test_a_target_takes_the_ratio_of_paired_samples() -> None:
-    paired = Row(
-        name="row",
-        unit="tokens/s",
-        ours=[4.0, 3.0, 1.0],
-        peers={"it": [8.0, 5.0, 2.0]},
-        paired=True,
-    ).record()
-    assert report.Target("", "row", "it", 1).value({"row": paired}) == 0.5
+    rows = {"row": {**decode(3, 5), "ratio": 0.5}}
+    for of in ("other", "best peer"):
+        assert report.Target("", "row", of, 1).value(rows) == 0.5
 
 
 def test_joined_responses_are_shown() -> None:

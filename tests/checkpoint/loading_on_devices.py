@@ -78,18 +78,18 @@ def check_blocks(checkpoint: str, mesh: jax.sharding.Mesh) -> bool:
     for name, found in loaded.items():
         expected = rows[name]
         if isinstance(found, BlockedWeight):
-            assert isinstance(found.rows, QuantizedWeight8bit)
+            assert isinstance(found.stored, QuantizedWeight8bit)
             assert isinstance(expected, QuantizedWeight8bit)
             groups = expected.scales.sharding.shard_shape(expected.scales.shape)[-2]
             for here, there in zip(
-                found.rows.weight.addressable_shards,
+                found.stored.weight.addressable_shards,
                 expected.weight.addressable_shards,
                 strict=True,
             ):
                 matrices = np.array(there.data)
                 native.to_blocks(matrices, groups)
                 np.testing.assert_array_equal(np.asarray(here.data), matrices)
-            found, expected = found.rows.scales, expected.scales
+            found, expected = found.stored.scales, expected.scales
         jax.tree.map(assert_same, found, expected)
     return bool(blocked)
 

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
@@ -92,7 +92,7 @@ def load_parameters(
     return parameters if table is None else {**parameters, EMBEDDING: table}
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Stack:
     """The float arrays, the int8 weights or the scales of one kind of leaf, in all layers."""
 
@@ -232,25 +232,23 @@ def _stacks(
             stacked, sharding = group[0].layer is not None, stack_sharding(mesh, name)
             of_matrices = group[0].quantized and not is_scales
             stacks.append(_Stack(name, bool(is_scales), refs, stacked, lay, sharding, of_matrices))
-    if activations is not None:
-        _choose_blocks(stacks, activations)
-    return stacks
+    return stacks if activations is None else _in_blocks(stacks, activations)
 
 
-def _choose_blocks(stacks: Sequence[_Stack], activations: DTypeLike) -> None:
-    """Brings all matrices to blocks or none, as the kernels of one step take them."""
+def _in_blocks(stacks: list[_Stack], activations: DTypeLike) -> list[_Stack]:
+    """The stacks, all matrices in blocks or none, as the kernels of one step take them."""
 
     def rows(stack: _Stack) -> int:
         return sizes(stack.layout.slices(0))[-2]
 
     scale_groups = {stack.name: rows(stack) for stack in stacks if stack.is_scales}
     groups = {stack: scale_groups.get(stack.name, 1) for stack in stacks if stack.of_matrices}
-    if all(
+    if not all(
         native.takes_blocks(activations, stack.dtype, rows(stack), count)
         for stack, count in groups.items()
     ):
-        for stack, count in groups.items():
-            stack.block_groups = count
+        return stacks
+    return [replace(stack, block_groups=groups.get(stack)) for stack in stacks]
 
 
 def _pieces(

@@ -27,10 +27,10 @@ from grok1_backend.model.partition import (
     scales_layout,
     stack_sharding,
 )
-from grok1_backend.model.quantization import QuantizedWeight8bit, Stack
+from grok1_backend.model.quantization import QuantizedWeight8bit, StackedWeight
 from grok1_backend.model.transformer import forward
 
-Parameters: TypeAlias = dict[str, Stack | EmbeddingTable]
+Parameters: TypeAlias = dict[str, StackedWeight | EmbeddingTable]
 """Stack name to stack: what the step functions run on."""
 
 EMBEDDING = "language_model/in_out_embed/embeddings"

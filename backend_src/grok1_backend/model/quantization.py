@@ -48,18 +48,18 @@ class BlockedWeight:
     Only the native kernels read it; its shape is that of the weight that it stands for.
     """
 
-    rows: jax.Array | QuantizedWeight8bit  # [layers, ...]
+    stored: jax.Array | QuantizedWeight8bit  # [layers, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.rows.shape)
+        return tuple(self.stored.shape)
 
     @property
     def dtype(self) -> DTypeLike:
-        return self.rows.dtype
+        return self.stored.dtype
 
 
-Stack: TypeAlias = jax.Array | QuantizedWeight8bit | BlockedWeight
+StackedWeight: TypeAlias = jax.Array | QuantizedWeight8bit | BlockedWeight
 """A weight of all layers: [layers, ...]."""
 
 
@@ -71,7 +71,7 @@ class LayerSlice:
     Stands where Haiku expects a parameter: it has the shape and dtype of one layer's.
     """
 
-    stack: Stack
+    stack: StackedWeight
     layer: jax.Array  # [] int32
 
     @property
@@ -111,7 +111,7 @@ def kernels_and_stacks(
             return None, []
         stack, blocked = weight.stack, isinstance(weight.stack, BlockedWeight)
         if isinstance(stack, BlockedWeight):
-            stack = stack.rows
+            stack = stack.stored
         if isinstance(stack, QuantizedWeight8bit):
             stacks.append(native.Stack(stack.weight, stack.scales, weight.layer, blocked))
         else:
@@ -138,7 +138,7 @@ def matmul(x: jax.Array, weight: Weight, index: jax.Array | None = None) -> jax.
     Returns:
       [rows, N] float32.
     """
-    stack: Stack
+    stack: StackedWeight
     prefix: tuple[jax.Array, ...] = () if index is None else (index,)
     if isinstance(weight, LayerSlice):
         stack, prefix = weight.stack, (weight.layer, *prefix)

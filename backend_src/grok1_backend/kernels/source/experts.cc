@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "products.h"
@@ -74,13 +73,12 @@ class PackedPairs {
                data_ + offsets_[pairs_.group[pair]]);
   }
 
-  const void* Of(int64_t group) const { return data_ + offsets_[group]; }
-
   // Columns of the group's rows times its expert's matrix in `stack`: [rows, kMaxStrip].
   void Multiply(int64_t group, const Stack& stack, int64_t column, int64_t count, float* out,
                 void* scratch) const {
     const Group& of = pairs_.groups[group];
-    kind_.multiply(Of(group), of.rows, stack.At(of.expert), column, count, out, kMaxStrip, scratch);
+    kind_.multiply(data_ + offsets_[group], of.rows, stack.At(of.expert), column, count, out,
+                   kMaxStrip, scratch);
   }
 
   int64_t scratch_bytes() const { return kind_.scratch_bytes; }

@@ -22,6 +22,8 @@ using Ints = ffi::Buffer<ffi::S32>;
 #define GROK1_CHECK(condition) \
   if (!(condition)) return ffi::Error::InvalidArgument("native kernel: not so: " #condition)
 
+Storage StorageOf(bool int8) { return int8 ? Storage::kInt8 : Storage::kFloat32; }
+
 // A stack [layers, (experts,) depth, columns], in rows or `blocked`, and its scales, or an empty
 // array for none.
 ffi::Error ReadStack(const ffi::AnyBuffer& weight, const ffi::AnyBuffer& scales, int64_t layer,
@@ -35,7 +37,7 @@ ffi::Error ReadStack(const ffi::AnyBuffer& weight, const ffi::AnyBuffer& scales,
   const int64_t rows = shape[shape.size() - 2];
   const int64_t columns = shape.back();
   Matrix& first = stack.first;
-  first.storage = int8 ? Storage::kInt8 : Storage::kFloat32;
+  first.storage = StorageOf(int8);
   first.depth = rows;
   first.columns = columns;
   first.scales = nullptr;
@@ -180,7 +182,8 @@ ffi::Error Attention(ffi::ThreadPool pool, Floats queries, Floats keys, Floats v
   common.size = size;
   common.multiplier = multiplier;
   common.cap = cap;
-  const int64_t floats = compute.attend_scratch(size, heads_of_task);
+  const int64_t scratch =
+      compute.attend_scratch(size, heads_of_task) * static_cast<int64_t>(sizeof(float));
   parallel.For(tiles * batch * parts, [&](int64_t task) {
     const int64_t head = task % parts * heads_of_task;
     const int64_t row = task / parts % batch;
@@ -209,8 +212,7 @@ ffi::Error Attention(ffi::ThreadPool pool, Floats queries, Floats keys, Floats v
     rows.keys = keys.typed_data() + start;
     rows.values = values.typed_data() + start;
     rows.pages = safe.data() + row * width;
-    const int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
-    compute.attend(rows, reinterpret_cast<float*>(ThreadMemory(bytes)));
+    compute.attend(rows, reinterpret_cast<float*>(ThreadMemory(scratch)));
   });
   return ffi::Error::Success();
 }
@@ -266,13 +268,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Grok1Attention, grok1::Attention,
 
 // Whether products take weights of such a depth, in groups that share scales, in blocks.
 GROK1_EXPORT bool grok1_takes_blocks(bool int8, int64_t depth, int64_t groups) {
-  return grok1::QuadOf(int8 ? grok1::Storage::kInt8 : grok1::Storage::kFloat32, depth, groups);
+  return grok1::QuadOf(grok1::StorageOf(int8), depth, groups);
 }
 
 // Brings matrices [count, depth, columns] to blocks, each in place.
 GROK1_EXPORT void grok1_to_blocks(void* data, bool int8, int64_t count, int64_t depth,
                                   int64_t columns, int64_t groups) {
-  const grok1::Storage storage = int8 ? grok1::Storage::kInt8 : grok1::Storage::kFloat32;
+  const grok1::Storage storage = grok1::StorageOf(int8);
   const int64_t bytes = depth * columns * grok1::ItemBytes(storage);
   for (int64_t i = 0; i < count; ++i) {
     grok1::ToBlocks(static_cast<char*>(data) + i * bytes, storage, depth, columns, groups);

@@ -1,7 +1,6 @@
 #include "products.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "workspace.h"
 
