@@ -4,17 +4,19 @@ The same requests, all at one time: submitted to an engine in this process, and 
 perf_analyzer to a server's `grok1_generate` and `grok1_ensemble`, as streams with a response for
 each token. They take turns, and each run through the server is compared with the mean of the two
 runs of the engine that are nearest to it in time, for the machine's speed drifts. CPU time is that
-of each process; client and server share the cores.
+of each process. Client, server and engine share the cores, or the last one is left to the first two.
 
-    python benchmarks/serving.py [--model DIR] [--slots N] [--rounds N]
+    python benchmarks/serving.py [--model DIR] [--slots N] [--rounds N] [--apart]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
 import queue
 import resource
@@ -22,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +42,7 @@ STREAMS = 32
 PROMPT_WORDS = 16
 FRONTS = ("grok1_generate", "grok1_ensemble")
 ALONE = "engine alone"
+APART = "engine on its own core"
 CLIENT = "perf_analyzer"
 ATTEMPTS = 4
 """perf_analyzer exports empty tensors as what is in its memory, and fails if that is no number."""
@@ -57,6 +60,8 @@ class Case:
     slots: int | None
     requests: int
     tokens: int
+    apart: bool = False
+    """Whether the engine, alone too, leaves the last core to server, text models and client."""
 
     @property
     def total(self) -> int:
@@ -188,8 +193,25 @@ def cpu_seconds(server: int) -> dict[str, float]:
     return seconds
 
 
+@contextlib.contextmanager
+def on(cores: Sequence[int]) -> Iterator[None]:
+    """Keeps this thread, and what it starts meanwhile, to some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def measure_case(case: Case, rounds: int) -> Samples:
-    """Takes turns, after a round that only warms up."""
+    """Takes turns, after a round that only warms up.
+
+    To be called before JAX has made its threads, of which it makes one a core.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    engines, others = (cores[:-1], cores[-1:]) if case.apart else (cores, cores)
+    os.environ["GROK1_CPUS"] = ",".join(map(str, engines))
     FOLDER.mkdir(parents=True, exist_ok=True)
     directory = ModelDirectory.read(case.directory, num_slots=case.slots)
     assert directory.tokenizer is not None
@@ -209,8 +231,9 @@ def measure_case(case: Case, rounds: int) -> Samples:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(FOLDER / "jax"))
     short = dataclasses.replace(case, requests=STREAMS, tokens=4)
     samples = Samples()
-    engine = build_engine(directory, progress=lambda _: None)
-    with engine, TritonServer(options, start_timeout=900) as server:
+    with on(engines):
+        engine = build_engine(directory, progress=lambda _: None)
+    with engine, on(others), TritonServer(options, start_timeout=900) as server:
 
         def serve(front: str, run: Case) -> Sample:
             return through_server(front, server.pid, options.grpc_url, texts, run)
@@ -233,7 +256,7 @@ def rows_of(case: Case, samples: Samples) -> list[Row]:
         taken = samples.through(front)
         rows.append(
             Row(
-                name=f"{front}, {STREAMS} streams, {case.name} model",
+                name=f"{front}, {STREAMS} streams, {case.name}",
                 unit="tokens/s",
                 ours=[sample.rate for sample in taken],
                 peers={ALONE: samples.alone_beside(front)},
@@ -249,17 +272,19 @@ def rows_of(case: Case, samples: Samples) -> list[Row]:
         for process in taken[0].cpu:
             cpu = [sample.cpu[process] for sample in taken]
             if statistics.median(cpu) >= 1:
-                name = f"CPU a token, {case.name} model, {what}: {process}"
+                name = f"CPU a token, {case.name}, {what}: {process}"
                 rows.append(Row(name=name, unit="µs", ours=cpu))
     return rows
 
 
 def measure(bench_model: Path, rounds: int) -> list[Row]:
     """The bench model's rows, and those of the embedded model, whose engine is much faster."""
+    shared = Case(name="bench model", directory=bench_model, slots=None, requests=32, tokens=64)
     cases = (
-        Case(name="bench", directory=bench_model, slots=None, requests=32, tokens=64),
+        shared,
+        dataclasses.replace(shared, name=f"bench model, {APART}", apart=True),
         Case(
-            name="embedded",
+            name="embedded model",
             directory=ROOT / "embedded_model",
             slots=STREAMS,
             requests=64,
@@ -268,7 +293,9 @@ def measure(bench_model: Path, rounds: int) -> list[Row]:
     )
     rows: list[Row] = []
     for case in cases:
-        made = rows_of(case, measure_case(case, rounds))
+        with multiprocessing.get_context("spawn").Pool(1) as process:
+            samples = process.apply(measure_case, (case, rounds))
+        made = rows_of(case, samples)
         show(made)
         rows += made
     return rows
@@ -288,6 +315,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help=APART)
     options = parser.parse_args()
     case = Case(
         name=options.model.name,
@@ -295,6 +323,7 @@ def main() -> None:
         slots=options.slots,
         requests=options.requests,
         tokens=options.tokens,
+        apart=options.apart,
     )
     show(rows_of(case, measure_case(case, options.rounds)))
 

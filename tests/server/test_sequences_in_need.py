@@ -1,7 +1,8 @@
-"""Sequences where all is scarce: two slots, few pages, KV that is soon given up, short lives."""
+"""Where all is scarce: a core, two slots, few pages, KV that is soon given up, short lives."""
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,8 +16,9 @@ from tritonclient.utils import InferenceServerException
 
 from grok1_backend.server import TritonServer
 from grok1_backend.text.tokenizer import TOKENIZER_FILE
-from servers import EMBEDDED_MODEL, local_options
+from servers import EMBEDDED_MODEL, local_options, process_of
 
+CPU = max(os.sched_getaffinity(0))
 SLOTS = 2
 POSITIONS = 512
 PAGE_IDLE_SECONDS = 0.05
@@ -47,8 +49,10 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServe
         (folder / name).symlink_to(EMBEDDED_MODEL / name)
     (folder / "config.toml").write_text((EMBEDDED_MODEL / "config.toml").read_text() + CONFIG)
     options = local_options(folder, model=folder)
-    with TritonServer(options, start_timeout=900) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GROK1_CPUS", str(CPU))
+        with TritonServer(options, start_timeout=900) as running:
+            yield running
 
 
 @pytest.fixture
@@ -99,6 +103,12 @@ def assert_same(some: list[Response], other: list[Response]) -> None:
     assert tokens_of(some) == tokens_of(other)
     assert text_of(some) == text_of(other)
     np.testing.assert_allclose(log_probs(some), log_probs(other), atol=1e-3)
+
+
+def test_the_engine_alone_keeps_to_its_core(own_server: TritonServer) -> None:
+    assert os.sched_getaffinity(process_of(own_server, "grok1")) == {CPU}
+    assert os.sched_getaffinity(process_of(own_server, "grok1_generate")) > {CPU}
+    assert os.sched_getaffinity(own_server.pid) > {CPU}
 
 
 def test_kv_that_was_given_up_is_computed_again_unseen(

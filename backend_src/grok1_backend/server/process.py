@@ -201,17 +201,12 @@ class TritonServer:
 
     def _environment(self, library_path: str) -> dict[str, str]:
         options = self.options
-        package_root = str(Path(child.__file__).parents[2])
         environment = dict(os.environ)
         environment |= {
             "LD_LIBRARY_PATH": library_path,
-            # The stub embeds Python, which finds its virtual environment by the first python3 here.
+            # The stub embeds Python, isolated: it heeds no variable of Python's, and finds the
+            # virtual environment, which must have this package, by the first python3 here.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [package_root, os.environ.get("PYTHONPATH")])
-            ),
-            "PYTHONUTF8": "1",
-            "PYTHONUNBUFFERED": "1",
             "GROK1_MODEL": str(options.model.absolute()),
         }
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(options.cache / "jax"))

@@ -1,13 +1,17 @@
-"""Where the model is and how many slots it gets: environment first, then config.pbtxt."""
+"""Where the model is, and its slots and processors: environment first, then config.pbtxt."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from grok1_backend.text.tokenizer import TOKENIZER_FILE, Tokenizer
+
+_CPU_LIST = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 def model_parameters(arguments: Mapping[str, str]) -> dict[str, str]:
@@ -42,6 +46,29 @@ def num_slots(parameters: Mapping[str, str]) -> int | None:
     if not slots.isdecimal() or int(slots) < 1:
         raise ValueError(f"slots is {slots!r}: a whole number of at least 1")
     return int(slots)
+
+
+def keep_to_cpus(parameters: Mapping[str, str]) -> None:
+    """Keeps this thread, and all that it starts from now on, to GROK1_CPUS, or `cpus`, if set.
+
+    To be called before JAX makes its threads, of which it makes one a processor.
+
+    Raises:
+      ValueError: not a list of processors, or of some that are not there.
+    """
+    text = os.environ.get("GROK1_CPUS") or parameters.get("cpus")
+    if not text:
+        return
+    if not _CPU_LIST.fullmatch(text):
+        raise ValueError(f"cpus is {text!r}: numbers of processors, such as 0-5,8")
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    with contextlib.suppress(OSError):  # none of them is there
+        os.sched_setaffinity(0, cpus)
+    if os.sched_getaffinity(0) != cpus:
+        raise ValueError(f"cpus is {text!r}: not all of them can be used here")
 
 
 def load_tokenizer(arguments: Mapping[str, str]) -> Tokenizer:

@@ -9,7 +9,12 @@ import triton_python_backend_utils as pb_utils
 
 from grok1_backend.engine.build import ModelDirectory, build_engine
 from grok1_backend.triton.engine_model import EngineModel
-from grok1_backend.triton.environment import model_directory, model_parameters, num_slots
+from grok1_backend.triton.environment import (
+    keep_to_cpus,
+    model_directory,
+    model_parameters,
+    num_slots,
+)
 from grok1_backend.triton.metrics import Metrics, MetricsObserver
 from grok1_backend.triton.parsing import RequestParser
 
@@ -18,9 +23,10 @@ def load_engine_model(arguments: Mapping[str, str]) -> EngineModel:
     """Loads, compiles and starts what the arguments of `initialize` and the environment name.
 
     Raises:
-      as `build_engine`, `ModelDirectory.read` and `model_directory`.
+      as `build_engine`, `ModelDirectory.read` and what reads the settings.
     """
     parameters = model_parameters(arguments)
+    keep_to_cpus(parameters)
     path = model_directory(parameters)
     directory = ModelDirectory.read(path, num_slots=num_slots(parameters))
     parser = RequestParser(
