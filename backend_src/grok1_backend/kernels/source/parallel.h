@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "cores.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace grok1 {
@@ -65,6 +66,7 @@ class Crew {
   // Gives a job to the threads that stay; returns how many they are.
   int64_t Offer(std::shared_ptr<Job> job) {
     std::lock_guard<std::mutex> lock(mutex_);
+    cores_.Claim();
     job_ = std::move(job);
     offers_.fetch_add(1, std::memory_order_release);
     return staying_;
@@ -72,6 +74,7 @@ class Crew {
 
   // Helps with a job, then with those that are offered next.
   void Help(std::shared_ptr<Job> job) {
+    thread_local const Member member;
     job->Work();
     int64_t seen = Arrive();
     auto leaves = Clock::now() + kStay;
@@ -88,6 +91,18 @@ class Crew {
   }
 
  private:
+  // A thread that helps at times, as long as it lives.
+  struct Member {
+    Member() {
+      std::lock_guard<std::mutex> lock(Get().mutex_);
+      Get().cores_.Join();
+    }
+    ~Member() {
+      std::lock_guard<std::mutex> lock(Get().mutex_);
+      Get().cores_.Leave();
+    }
+  };
+
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::microseconds kStay{50};
 
@@ -119,6 +134,7 @@ class Crew {
   }
 
   std::mutex mutex_;
+  Cores cores_;
   std::shared_ptr<Job> job_;  // the last one offered
   int64_t staying_ = 0;
   std::atomic<int64_t> offers_{0};
