@@ -4,7 +4,7 @@ The same requests, all at one time: submitted to an engine in this process, and 
 perf_analyzer to a server's `grok1_generate` and `grok1_ensemble`, as streams with a response for
 each token. They take turns, and each run through the server is compared with the mean of the two
 runs of the engine that are nearest to it in time, for the machine's speed drifts. CPU time is that
-of each process. Client, server and engine share the cores, or the last one is left to the first two.
+of each process. Client, server and engine share the cores, or the engine leaves the last to others.
 
     python benchmarks/serving.py [--model DIR] [--slots N] [--rounds N] [--apart]
 """

@@ -20,12 +20,13 @@ def test_each_run_is_compared_with_the_engine_before_and_after_it() -> None:
             *(sample(4, 1.0, server=2, idle=0), sample(2, 1.0, server=6, idle=0)),
         ],
     )
-    case = serving.Case(name="x", directory=Path(), slots=None, requests=1, tokens=1)
+    case = serving.Case(name="a model", directory=Path(), slots=None, requests=1, tokens=1)
     generate, ensemble, *cpu = [row.record() for row in serving.rows_of(case, samples)]
     assert generate["samples"] == {"ours": [6, 4], serving.ALONE: [9, 5]}
     assert ensemble["samples"] == {"ours": [3, 2], serving.ALONE: [7, 3]}
     assert generate["ratio"] == pytest.approx((6 / 9 + 4 / 5) / 2)
     assert ensemble["details"]["responses_per_token"] == 0.75
+    assert generate["name"] == "grok1_generate, 32 streams, a model"
     assert {row["name"].partition("model, ")[2]: row["ours"] for row in cpu} == {
         "engine alone: engine": 100,
         "grok1_generate: server": 2,
