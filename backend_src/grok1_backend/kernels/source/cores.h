@@ -53,7 +53,7 @@ class Cores {
     if (CPU_COUNT(&rest) > 0) sched_setaffinity(thread, sizeof rest, &rest);
   }
 
-  cpu_set_t allowed_;
+  cpu_set_t allowed_{};  // none where they are more than it has room for
   int claimed_ = -1;
   std::vector<pid_t> threads_;
 #endif
