@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import os
 import queue
-import resource
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 from load_report import read_loads
+from processes import ended_cpu, group_cpu
 from results import ROOT, Row
 
 from grok1_backend.engine.build import ModelDirectory, build_engine
@@ -48,7 +48,6 @@ ATTEMPTS = 4
 """perf_analyzer exports empty tensors as what is in its memory, and fails if that is no number."""
 # For sequences it names a request after its thread alone: with a thread each, no two are the same.
 ONE_SHOTS = ("--sequence-length=1", "--sequence-length-variation=0", f"--max-threads={STREAMS}")
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,21 +175,7 @@ def through_server(front: str, pid: int, url: str, texts: Sequence[str], case: C
 
 def cpu_seconds(server: int) -> dict[str, float]:
     """CPU time so far of the server, of the stub of each of its models, and of ended clients."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = {CLIENT: ended.ru_utime + ended.ru_stime}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            _, _, status = (process / "stat").read_text().rpartition(")")
-            command = (process / "cmdline").read_text().split("\0")
-        except OSError:
-            continue  # it has ended
-        fields = status.split()
-        if server not in (int(process.name), int(fields[1])):
-            continue
-        models = [Path(word).parts[-3] for word in command if word.endswith("model.py")]
-        name = models[0] if models else "tritonserver"
-        seconds[name] = (int(fields[11]) + int(fields[12])) / TICKS
-    return seconds
+    return {CLIENT: ended_cpu(), **group_cpu(server)}
 
 
 @contextlib.contextmanager

@@ -12,14 +12,13 @@ import argparse
 import contextlib
 import dataclasses
 import os
-import re
-import resource
 import statistics
 import tempfile
 import time
 import unittest.mock
 from pathlib import Path
 
+from processes import group_cpu, own_cpu
 from results import ROOT, Row
 
 from grok1_backend.kernels.build import BuildError, find_or_build
@@ -55,33 +54,11 @@ def start(model: Path, cache: Path) -> Start:
         cache_dir=cache,
         log_file=cache / "tritonserver.log",
     )
-    before = _own_cpu()
+    before = own_cpu()
     began = time.monotonic()
     with TritonServer(options) as server:
         wall = time.monotonic() - began
-        return Start(wall, {LAUNCHER: _own_cpu() - before} | group_cpu(server.pid))
-
-
-def group_cpu(group: int) -> dict[str, float]:
-    """User and system seconds of a process group by process, ended children with their parents."""
-    seconds: dict[str, float] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # After the name, which may hold anything: state, parent, group, ...
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:  # it has ended meanwhile
-            continue
-        if int(fields[2]) == group:
-            found = re.search(r"/([^/\0]+)/\d+/model\.py", command)
-            ticks = sum(map(int, fields[11:15]))
-            seconds[found[1] if found else "tritonserver"] = ticks / os.sysconf("SC_CLK_TCK")
-    return seconds
-
-
-def _own_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+        return Start(wall, {LAUNCHER: own_cpu() - before} | group_cpu(server.pid))
 
 
 def measure(model: Path, rounds: int) -> list[Row]:
