@@ -26,7 +26,7 @@ def model_directory(parameters: Mapping[str, str]) -> Path:
     Raises:
       ValueError: neither is set, or it is no directory.
     """
-    path = os.environ.get("GROK1_MODEL") or parameters.get("model")
+    path = _setting(parameters, "model")
     if not path:
         raise ValueError("set GROK1_MODEL, or `model` in config.pbtxt, to a model directory")
     if not Path(path).is_dir():
@@ -40,7 +40,7 @@ def num_slots(parameters: Mapping[str, str]) -> int | None:
     Raises:
       ValueError: not a positive number.
     """
-    slots = os.environ.get("GROK1_SLOTS") or parameters.get("slots")
+    slots = _setting(parameters, "slots")
     if not slots:
         return None
     if not slots.isdecimal() or int(slots) < 1:
@@ -56,7 +56,7 @@ def keep_to_cpus(parameters: Mapping[str, str]) -> None:
     Raises:
       ValueError: not a list of processors, or of some that are not there.
     """
-    text = os.environ.get("GROK1_CPUS") or parameters.get("cpus")
+    text = _setting(parameters, "cpus")
     if not text:
         return
     if not _CPU_LIST.fullmatch(text):
@@ -81,3 +81,7 @@ def load_tokenizer(arguments: Mapping[str, str]) -> Tokenizer:
     if not path.is_file():
         raise ValueError(f"the text models need {path}, which does not exist")
     return Tokenizer(path)
+
+
+def _setting(parameters: Mapping[str, str], name: str) -> str | None:
+    return os.environ.get(f"GROK1_{name.upper()}") or parameters.get(name)
