@@ -76,9 +76,9 @@ void FindBlock(const AttentionRows& rows, int64_t start, int64_t end, BlockState
 // requests at once, and who asks for more stands still.
 class FetchAhead {
  public:
-  // Of positions `first` to `end` of those that the block knows.
-  FetchAhead(const AttentionRows& rows, const BlockState& block, int64_t first, int64_t end)
-      : rows_(rows), block_(block), end_(end < block.known ? end : block.known), position_(first) {}
+  // Of positions `first`... that the block knows.
+  FetchAhead(const AttentionRows& rows, const BlockState& block, int64_t first)
+      : rows_(rows), block_(block), end_(block.known), position_(first) {}
 
   // The next `lines` of each.
   void Fetch(int64_t lines) {
@@ -233,7 +233,7 @@ void Attend(const AttentionRows& rows, float* scratch) {
   for (int64_t head = 0; head < rows.heads; ++head) Begin(rows, head, state(head));
   for (int64_t start = 0; start < longest; start += kPositions) {
     FindBlock(rows, start, longest, block);
-    FetchAhead ahead(rows, block, start ? kPositions : 0, 2 * kPositions);
+    FetchAhead ahead(rows, block, start ? kPositions : 0);
     for (int64_t head = 0; head < rows.heads; ++head) {
       Score(rows, head, state(head), ahead, block);
       for (int64_t r = 0; r < rows.rows; ++r) Weigh(rows, r, state(head), ahead, block);

@@ -39,12 +39,15 @@ void ToBlocks(void* data, Storage storage, int64_t depth, int64_t columns, int64
     const int64_t width = std::min(kBlockColumns, columns - column);
     const int8_t* const rows = from.data() + column * item;
     int8_t* const block = to + column * depth * item;
-    for (int64_t group = 0; quad == kQuad && group < groups; ++group) {
-      const int64_t row = group * (depth / groups);
-      BlockToQuads(rows + row * columns, columns, depth / groups, width, block + row * width);
-    }
-    for (int64_t d = 0; quad == 1 && d < depth; ++d) {
-      memcpy(block + d * width * item, rows + d * columns * item, width * item);
+    if (quad == kQuad) {
+      for (int64_t group = 0; group < groups; ++group) {
+        const int64_t row = group * (depth / groups);
+        BlockToQuads(rows + row * columns, columns, depth / groups, width, block + row * width);
+      }
+    } else if (quad == 1) {
+      for (int64_t d = 0; d < depth; ++d) {
+        memcpy(block + d * width * item, rows + d * columns * item, width * item);
+      }
     }
   }
 }

@@ -17,34 +17,28 @@ namespace grok1 {
 // moment ago. Not thread-safe.
 class Cores {
  public:
+#ifdef __linux__
+  Cores() { sched_getaffinity(0, sizeof allowed_, &allowed_); }
+
   // From here on this thread keeps off, until it leaves.
   void Join() {
-#ifdef __linux__
     threads_.push_back(gettid());
     KeepOff(threads_.back());
-#endif
   }
 
   void Leave() {
-#ifdef __linux__
     threads_.erase(std::remove(threads_.begin(), threads_.end(), gettid()), threads_.end());
-#endif
   }
 
   // The others keep off the core of this thread.
   void Claim() {
-#ifdef __linux__
     const int core = sched_getcpu();
     if (core == claimed_) return;
     claimed_ = core;
     for (const pid_t thread : threads_) {
       if (thread != gettid()) KeepOff(thread);
     }
-#endif
   }
-
-#ifdef __linux__
-  Cores() { sched_getaffinity(0, sizeof allowed_, &allowed_); }
 
  private:
   void KeepOff(pid_t thread) const {
@@ -56,6 +50,10 @@ class Cores {
   cpu_set_t allowed_{};  // none where they are more than it has room for
   int claimed_ = -1;
   std::vector<pid_t> threads_;
+#else
+  void Join() {}
+  void Leave() {}
+  void Claim() {}
 #endif
 };
 
